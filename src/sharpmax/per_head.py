@@ -1,0 +1,129 @@
+"""A policy that differs by head: models have heads that must stay blurred beside the others."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from array_api_compat import is_numpy_array
+
+from sharpmax.arrays import Array, array_like, namespace
+from sharpmax.policy import Policy
+
+if TYPE_CHECKING:
+    from sharpmax.policy import Rows
+
+
+@dataclass(frozen=True)
+class PerHead(Policy):
+    """Another policy with settings that differ by head, or by layer and head.
+
+    The rows must be laid out as (…, heads, queries). For instance
+    `PerHead(LogLength(256, 0.0), {"slope": [0.1, 0.3, 0.0]})` is for three heads.
+
+    Attributes:
+        base: The policy that every head follows, with the settings that they share.
+        by_head: The other settings by name, each of shape (heads,) or (layers, heads). Of a
+            setting that is a sequence, as a polynomial's coefficients, a sequence of such.
+    """
+
+    base: Policy
+    by_head: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        known = self.base.settings()
+        if not self.by_head or self.by_head.keys() - known.keys():
+            raise ValueError(
+                f"by_head must name settings of {type(self.base).__name__} "
+                f"(one or more of {', '.join(known)}), got {list(self.by_head)}"
+            )
+        by_head = {name: _as_tuples(value) for name, value in self.by_head.items()}
+        object.__setattr__(self, "by_head", by_head)
+        shapes = {_shape(array) for array in self._arrays()}
+        if len(shapes) > 1 or len(self.shape) not in (1, 2):
+            raise ValueError(
+                "by_head must hold arrays of one shape, (heads,) or (layers, heads), "
+                f"got {sorted(shapes)}"
+            )
+        if all(isinstance(array, tuple) for array in self._arrays()):
+            for head in itertools.product(*map(range, self.shape)):
+                self._base_with(functools.partial(functools.reduce, operator.getitem, head))
+
+    def __hash__(self) -> int:
+        return hash((self.base, tuple(sorted(self.by_head.items()))))
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What the base reads, and the length, which tells how the rows are laid out."""
+        return self.base.reads | {"length"}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the settings: (heads,) or (layers, heads)."""
+        return _shape(self._arrays()[0])
+
+    def layer(self, index: int) -> Policy:
+        """Return the policy of one layer."""
+        if len(self.shape) == 1:
+            return self
+        if not 0 <= index < self.shape[0]:
+            raise ValueError(f"layer must be from 0 to {self.shape[0] - 1}, got {index}")
+        return PerHead(self.base, self._map(operator.itemgetter(index)))
+
+    def __call__(self, rows: Rows) -> Array | float:
+        """Return the β that every head's own policy chooses."""
+        if len(self.shape) == 2:
+            raise ValueError("this policy differs by layer: choose one with .layer(index)")
+        length, heads = rows.length, self.shape[0]
+        if length.ndim < 2 or length.shape[-2] != heads:
+            raise ValueError(
+                f"a policy for {heads} heads needs rows of shape (…, {heads}, queries), "
+                f"got {tuple(length.shape)}"
+            )
+
+        def column(array: Array) -> Array:
+            return namespace(length).reshape(array_like(array, length), (heads, 1))
+
+        return self._base_with(column)(rows)
+
+    def _arrays(self) -> list[Array]:
+        return [
+            array
+            for name, value in self.by_head.items()
+            for array in (value if self._is_sequence(name) else [value])
+        ]
+
+    def _map(self, function: Callable[[Array], Any]) -> dict[str, Any]:
+        """Apply a function to every array of `by_head`."""
+        return {
+            name: tuple(map(function, value)) if self._is_sequence(name) else function(value)
+            for name, value in self.by_head.items()
+        }
+
+    def _base_with(self, function: Callable[[Array], Any]) -> Policy:
+        """Return the base with its settings by head put in, each through `function`."""
+        return type(self.base)(**self.base.settings() | self._map(function))
+
+    def _is_sequence(self, name: str) -> bool:
+        return isinstance(getattr(self.base, name), tuple)
+
+
+def _as_tuples(value: Any) -> Any:
+    """Return nested sequences and NumPy arrays as tuples; other arrays may be in training."""
+    if is_numpy_array(value):
+        value = value.tolist()
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _shape(array: Array) -> tuple[int, ...]:
+    """Return the shape of an array or of nested tuples."""
+    if not isinstance(array, tuple):
+        return tuple(getattr(array, "shape", ()))
+    shapes = {_shape(item) for item in array}
+    if len(shapes) != 1:
+        raise ValueError(f"by_head must hold arrays of one shape, got {array}")
+    return (len(array), *shapes.pop())

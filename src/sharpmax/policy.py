@@ -1,0 +1,130 @@
+"""The interface of a policy: how sharp a row should be, given what is known of it.
+
+A policy is a function from a row's statistics to its inverse temperature β = 1/θ. It knows
+nothing of frameworks or kernels. To add one, write a frozen dataclass that derives from
+`Policy`, names in `reads` what it looks at, and computes β in `__call__`; saving, loading,
+`PerHead` and everything that takes a policy then work by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from sharpmax.arrays import Array, is_array
+
+
+class Rows(Protocol):
+    """What a policy may look at; every array has one entry a row.
+
+    `RowStatistics` offers all of it but `entropy_at`, which needs the rows themselves.
+    """
+
+    @property
+    def max(self) -> Array:
+        """The largest logit."""
+
+    @property
+    def lse(self) -> Array:
+        """The log-sum-exp of the logits."""
+
+    @property
+    def mean(self) -> Array:
+        """The mean logit under the row's softmax."""
+
+    @property
+    def entropy(self) -> Array:
+        """The entropy of the row's softmax, in nats."""
+
+    @property
+    def length(self) -> Array:
+        """How many logits are visible."""
+
+    def entropy_at(self, beta: Array | float) -> tuple[Array, Array]:
+        """Return the entropy of softmax(β·s) and its derivative by β."""
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """Chooses the inverse temperature β of every row from what it reads of the rows."""
+
+    _kinds: ClassVar[dict[str, type[Policy]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Policy._kinds[cls.__name__] = cls
+
+    @property
+    @abstractmethod
+    def reads(self) -> frozenset[str]:
+        """The attributes of `Rows` that it looks at; a policy that reads less costs less."""
+
+    @abstractmethod
+    def __call__(self, rows: Rows) -> Array | float:
+        """Return β for every row: a number, or an array that broadcasts to one entry a row."""
+
+    def layer(self, index: int) -> Policy:
+        """Return the policy of one layer of a model; most are the same in all."""
+        del index
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments that the policy was made with, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the policy as numbers, strings, lists and dictionaries, ready for JSON."""
+        return {"policy": type(self).__name__, **_to_plain(self.settings())}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Policy:
+        """Return the policy that `to_dict` described."""
+        settings = dict(data)
+        kind = settings.pop("policy", None)
+        if kind not in Policy._kinds:
+            known = ", ".join(sorted(Policy._kinds))
+            raise ValueError(f"policy must be one of {known}, got {kind!r}")
+        try:
+            return Policy._kinds[kind](**_from_plain(settings))
+        except TypeError as error:
+            raise ValueError(f"{kind} cannot be made from {settings}: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the policy to a JSON file."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> Policy:
+        """Read a policy from a JSON file, or say what is wrong with the file."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if not isinstance(data, dict):
+                raise ValueError("it holds no JSON object")
+            return Policy.from_dict(data)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a policy file: {error}") from None
+
+
+def _to_plain(value: Any) -> Any:
+    """Return `value` in JSON's terms."""
+    if isinstance(value, Policy):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {name: _to_plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_to_plain(item) for item in value]
+    return value.tolist() if is_array(value) else value
+
+
+def _from_plain(value: Any) -> Any:
+    """Undo `_to_plain`: a dictionary that names a policy is one, a list was a tuple."""
+    if isinstance(value, Mapping):
+        if "policy" in value:
+            return Policy.from_dict(value)
+        return {name: _from_plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_from_plain(item) for item in value)
+    return value

@@ -1,0 +1,189 @@
+"""Rows of logits at hand: their statistics, and their softmax at any temperature.
+
+Everything is computed on z = s − max(s), never on the logits themselves, so that no
+exponential overflows and multiplying by β keeps every digit. Masked logits become a very
+negative finite number instead of −inf: its exponential is 0 as well, but 0 times it is 0
+and not NaN, in the value and in every gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sharpmax.arrays import (
+    Array,
+    computing_dtype,
+    concat_blocks,
+    constant,
+    move_axis,
+    namespace,
+    require_floating,
+    require_mask,
+    runs_eagerly_on_cpu,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+BLOCK_ELEMENTS = 2**18
+"""Logits worked on at a time on a CPU: a block and its temporaries stay in the cache."""
+
+
+@dataclass(frozen=True)
+class LogitRows:
+    """Rows of logits, laid flat; each statistic is computed when it is asked for.
+
+    Attributes:
+        logits: All rows, of shape (rows, length), in the caller's dtype.
+        where: Which logits are visible, of the same shape; None where all are.
+        shape: The shape of an array with one entry a row.
+        axis: The axis of the caller's array that the rows run along.
+    """
+
+    logits: Array
+    where: Array | None
+    shape: tuple[int, ...]
+    axis: int
+
+    @classmethod
+    def of(cls, logits: Array, axis: int = -1, where: Array | None = None) -> LogitRows:
+        """Take the rows of `logits` along `axis`, or say which argument does not fit."""
+        require_floating(logits, "logits")
+        if not -logits.ndim <= axis < logits.ndim:
+            raise ValueError(f"axis must be one of the {logits.ndim} of logits, got {axis}")
+        if logits.shape[axis] == 0:
+            raise ValueError(
+                f"logits must not be empty along axis {axis}, got shape {tuple(logits.shape)}"
+            )
+        xp = namespace(logits)
+        if where is not None:
+            where = require_mask(where, "where", tuple(logits.shape))
+            where = xp.reshape(move_axis(where, axis, -1), (-1, logits.shape[axis]))
+        rows = move_axis(logits, axis, -1)
+        shape = tuple(rows.shape[:-1])
+        return cls(xp.reshape(rows, (math.prod(shape), rows.shape[-1])), where, shape, axis)
+
+    def summary(self) -> tuple[Array, Array, Array]:
+        """Return the maximum, the log-sum-exp and the entropy of every row, in one pass."""
+        parts = [_summary(logits) for logits, _ in self._blocks()]
+        maximum, lse, entropy = (self._per_row(part) for part in zip(*parts, strict=True))
+        return maximum, lse, entropy
+
+    @property
+    def max(self) -> Array:
+        """The largest visible logit; −inf where there is none."""
+        return self.summary()[0]
+
+    @property
+    def lse(self) -> Array:
+        """The log-sum-exp, ln Σ exp(s); −inf where nothing is visible."""
+        return self.summary()[1]
+
+    @property
+    def entropy(self) -> Array:
+        """The entropy H of softmax(s), in nats; 0 where nothing is visible."""
+        return self.summary()[2]
+
+    @property
+    def mean(self) -> Array:
+        """The mean logit under the row's own softmax, Σ p·s = lse − H."""
+        _, lse, entropy = self.summary()
+        return lse - entropy
+
+    @property
+    def length(self) -> Array:
+        """How many logits are visible, as a floating number."""
+        return self._per_row([_length(logits) for logits, _ in self._blocks()])
+
+    def entropy_at(self, beta: Array | float) -> tuple[Array, Array]:
+        """Return the entropy H of softmax(β·s) and its slope dH/dβ = −β·Var_p(s)."""
+        parts = [_entropy_at(logits, b) for logits, b in self._blocks(beta)]
+        entropy, slope = (self._per_row(part) for part in zip(*parts, strict=True))
+        return entropy, slope
+
+    def softmax(self, beta: Array | float) -> Array:
+        """Return softmax(β·s) in the caller's shape and dtype; zeros where nothing is visible."""
+        xp = namespace(self.logits)
+        blocks = (_softmax(logits, b) for logits, b in self._blocks(beta))
+        weights = concat_blocks(blocks, like=self.logits)
+        return move_axis(xp.reshape(weights, (*self.shape, weights.shape[-1])), -1, self.axis)
+
+    def _blocks(self, beta: Array | float = 1.0) -> Iterator[tuple[Array, Array | float]]:
+        """Yield blocks of rows, masked logits at −inf, each with its rows' β as a column."""
+        xp = namespace(self.logits)
+        rows, length = self.logits.shape
+        size = max(1, BLOCK_ELEMENTS // length if runs_eagerly_on_cpu(self.logits) else rows)
+        if not isinstance(beta, int | float):
+            beta = xp.reshape(xp.broadcast_to(beta, self.shape), (rows, 1))
+        for start in range(0, max(1, rows), size):
+            block = slice(start, start + size)
+            logits = self.logits[block]
+            if self.where is not None:
+                logits = xp.where(self.where[block], logits, -math.inf)
+            yield logits, beta if isinstance(beta, int | float) else beta[block]
+
+    def _per_row(self, blocks: Iterable[Array]) -> Array:
+        """Join the blocks of a column with one entry a row, in the caller's shape."""
+        xp = namespace(self.logits)
+        return xp.reshape(xp.concat(list(blocks)), self.shape)
+
+
+def _below_max(logits: Array) -> tuple[Array, Array]:
+    """Return z = s − max(s) and the maximum, −inf where nothing is visible.
+
+    The maximum is only a point of reference in z, so no gradient flows through it there.
+    """
+    xp = namespace(logits)
+    hidden = xp.finfo(logits.dtype).min
+    logits = xp.astype(logits, computing_dtype(logits), copy=False)
+    maximum = xp.max(logits, axis=-1, keepdims=True)
+    nothing = maximum <= hidden
+    reference = constant(xp.where(nothing, 0.0, maximum))
+    # The square of this floor, or β times it, is still finite.
+    floor = -math.sqrt(xp.finfo(logits.dtype).max)
+    z = xp.clip(logits - reference, min=floor)
+    return z, xp.where(nothing, -math.inf, maximum)
+
+
+def _summary(logits: Array) -> tuple[Array, Array, Array]:
+    """Return max, lse = m + ln l and H = ln l − u/l, where l = Σeᶻ and u = Σ z·eᶻ."""
+    xp = namespace(logits)
+    z, maximum = _below_max(logits)
+    exp = xp.exp(z)
+    total = xp.sum(exp, axis=-1, keepdims=True)
+    log_total = xp.log(_or_one(total))
+    entropy = log_total - xp.sum(exp * z, axis=-1, keepdims=True) / _or_one(total)
+    return maximum, constant(maximum) + log_total, entropy
+
+
+def _entropy_at(logits: Array, beta: Array | float) -> tuple[Array, Array]:
+    xp = namespace(logits)
+    z, _ = _below_max(logits)
+    exp = xp.exp(beta * z)
+    total = xp.sum(exp, axis=-1, keepdims=True)
+    probability = exp / _or_one(total)
+    mean = xp.sum(probability * z, axis=-1, keepdims=True)
+    deviation = z - mean
+    variance = xp.sum(probability * deviation * deviation, axis=-1, keepdims=True)
+    return xp.log(_or_one(total)) - beta * mean, -beta * variance
+
+
+def _softmax(logits: Array, beta: Array | float) -> Array:
+    xp = namespace(logits)
+    z, _ = _below_max(logits)
+    exp = xp.exp(beta * z)
+    weights = exp / _or_one(xp.sum(exp, axis=-1, keepdims=True))
+    return xp.astype(weights, logits.dtype, copy=False)
+
+
+def _length(logits: Array) -> Array:
+    xp = namespace(logits)
+    visible = ~(logits <= xp.finfo(logits.dtype).min)
+    return xp.sum(xp.astype(visible, computing_dtype(logits)), axis=-1, keepdims=True)
+
+
+def _or_one(total: Array) -> Array:
+    """Return `total`, or 1 for a row with nothing visible: such a row's weights are 0/1."""
+    return namespace(total).where(total == 0, 1.0, total)

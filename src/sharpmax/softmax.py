@@ -1,0 +1,36 @@
+"""Sharpened softmax: a drop-in for softmax whose temperature a policy chooses row by row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sharpmax.policies import PAPER
+from sharpmax.policy import Policy
+from sharpmax.rows import LogitRows
+
+if TYPE_CHECKING:
+    from sharpmax.arrays import Array
+
+
+def softmax(
+    logits: Array, policy: Policy = PAPER, axis: int = -1, where: Array | None = None
+) -> Array:
+    """Return softmax(β·logits) along `axis`, with β chosen for every row by `policy`.
+
+    Args:
+        logits: A floating array of NumPy, PyTorch or JAX. Half precisions are computed in
+            float32; the result has the dtype of the logits.
+        policy: Chooses β from the row's statistics. The default is the adaptive temperature
+            of the paper; `Fixed(1.0)` is plain softmax.
+        axis: The axis that the weights sum to 1 along.
+        where: A boolean array that broadcasts to the logits. Entries where it is false get
+            weight 0, as if they were not there; so do logits of −inf and of the dtype's most
+            negative number. A row with nothing left is all zeros.
+    """
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            "policy must be a sharpmax.Policy such as sharpmax.PAPER or sharpmax.Fixed(2.0), "
+            f"got {policy!r}"
+        )
+    rows = LogitRows.of(logits, axis, where)
+    return rows.softmax(policy(rows))

@@ -1,0 +1,52 @@
+"""Fixtures for the laws that hold in every framework, in double precision too."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+jax.config.update("jax_enable_x64", True)
+settings.register_profile("sharpmax", deadline=None, derandomize=True)
+settings.load_profile("sharpmax")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How tests make an array of a framework and look at one."""
+
+    name: str
+    array: Callable[..., Any]
+    softmax: Callable[[Any], Any]
+    float16: Any
+    float32: Any
+    float64: Any
+    int32: Any
+
+
+def numpy_softmax(logits: np.ndarray) -> np.ndarray:
+    exp = np.exp(logits - logits.max(-1, keepdims=True))
+    return exp / exp.sum(-1, keepdims=True)
+
+
+def _framework(name: str, module: Any, array: Any, softmax: Any) -> Framework:
+    dtypes = {n: getattr(module, n) for n in ("float16", "float32", "float64", "int32")}
+    return Framework(name, array, softmax, **dtypes)
+
+
+FRAMEWORKS = [
+    _framework("numpy", np, np.asarray, numpy_softmax),
+    _framework("torch", torch, torch.as_tensor, lambda x: torch.softmax(x, -1)),
+    _framework("jax", jnp, jnp.asarray, jax.nn.softmax),
+]
+
+
+@pytest.fixture(params=FRAMEWORKS, ids=lambda framework: framework.name)
+def framework(request: pytest.FixtureRequest) -> Framework:
+    """Each framework in turn."""
+    return request.param

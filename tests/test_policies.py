@@ -1,0 +1,243 @@
+"""The policies: their values, what they read, and their trip through JSON."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from sharpmax import (
+    HELD,
+    PAPER,
+    EntropyCap,
+    Fixed,
+    LogLength,
+    PerHead,
+    Policy,
+    Polynomial,
+    RowStatistics,
+    softmax,
+)
+from sharpmax.rows import LogitRows
+
+POLICIES = [
+    Fixed(2.0),
+    PAPER,
+    HELD,
+    LogLength(16, 0.2),
+    EntropyCap(0.5),
+    PerHead(Fixed(1.0), {"beta": [1.0, 2.0]}),
+    PerHead(LogLength(16, 0.0), {"slope": [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]}),
+    PerHead(PAPER, {"coefficients": [[0.1, 0.2], [1.0, 1.1]], "threshold": [0.3, 0.4]}),
+]
+
+
+def with_entropy(*entropies: float) -> RowStatistics:
+    entropy = np.array(entropies)
+    return RowStatistics(entropy, entropy, entropy, entropy)
+
+
+def with_length(*lengths: float) -> RowStatistics:
+    return with_entropy(*lengths)
+
+
+@dataclass
+class Watched:
+    """Rows that note what is read of them."""
+
+    rows: LogitRows
+    read: set[str]
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self.rows, name)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(POLICIES.index(policy)))
+class TestEveryPolicy:
+    """What holds for all of them."""
+
+    def test_survives_json(self, policy):
+        assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
+
+    def test_survives_a_file(self, policy, tmp_path):
+        policy.save(tmp_path / "policy.json")
+        assert Policy.load(tmp_path / "policy.json") == policy
+
+    def test_is_hashable_and_frozen(self, policy):
+        assert len({policy, Policy.from_dict(policy.to_dict())}) == 1
+        with pytest.raises(AttributeError):
+            policy.anything = 1
+
+    def test_reads_what_it_says(self, policy):
+        rows = Watched(LogitRows.of(np.random.default_rng(0).normal(size=(2, 3, 9))), set())
+        policy.layer(0)(rows)
+        assert rows.read == policy.reads
+
+
+@pytest.mark.parametrize(
+    ("entropy", "beta"),
+    [
+        (0.3, 1.0),
+        (0.5, 1.0),
+        (0.8, 1.0),
+        (1, 1.270),
+        (2, 2.099),
+        (3, 2.250),
+        (4, 2.389),
+        (5, 2.294),
+    ],
+)
+def test_paper_at_known_entropies(entropy, beta):
+    assert PAPER(with_entropy(entropy)) == pytest.approx(beta, abs=1e-9)
+
+
+def test_paper_switches_off_at_high_entropy_and_held_does_not():
+    beyond = with_entropy(5.95, 8.0, 12.0)
+    np.testing.assert_array_equal(PAPER(beyond), 1.0)
+    np.testing.assert_allclose(HELD(beyond), 2.4214, atol=1e-4)
+    entropies = np.linspace(0, HELD.end, 50)
+    np.testing.assert_array_equal(HELD(with_entropy(*entropies)), PAPER(with_entropy(*entropies)))
+
+
+def test_held_from_the_polynomials_last_maximum():
+    slope = np.polyval(np.polyder(PAPER.coefficients), HELD.end)
+    assert slope == pytest.approx(0, abs=1e-4)
+
+
+def test_log_length():
+    policy = LogLength(reference_length=64, slope=0.5)
+    lengths = with_length(0, 1, 64, 64 * np.e, 64 * np.e**2)
+    np.testing.assert_allclose(policy(lengths), [1, 1, 1, 1.5, 2])
+
+
+@given(
+    arrays(np.float64, st.integers(1, 12), elements=st.floats(-20, 20)),
+    st.floats(0.05, 3),
+)
+def test_entropy_cap_is_met_by_the_smallest_beta(logits, nats):
+    rows = LogitRows.of(logits)
+    beta = EntropyCap(nats)(rows)
+    plain, reached = rows.entropy, rows.entropy_at(beta)[0]
+    if plain <= nats:
+        assert beta == 1
+    elif beta == EntropyCap(nats).maximum:
+        assert rows.entropy_at(beta * (1 - 1e-9))[0] > nats - 1e-6
+    else:
+        assert reached == pytest.approx(nats, abs=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("length", [2, 30, 3000])
+def test_entropy_cap_finds_roots_of_every_size(framework, scale, length):
+    logits = framework.array(np.random.default_rng(length).normal(scale=scale, size=(20, length)))
+    rows = LogitRows.of(logits)
+    beta = EntropyCap(0.4, maximum=1e12)(rows)
+    plain, reached = np.asarray(rows.entropy), np.asarray(rows.entropy_at(beta)[0])
+    np.testing.assert_allclose(reached, np.minimum(plain, 0.4), atol=1e-9)
+
+
+def test_entropy_cap_gives_up_at_its_maximum_on_ties():
+    beta = EntropyCap(0.5, maximum=100.0)(LogitRows.of(np.array([[2.0, 2.0, 0.0], [2.0, 1.9, 0]])))
+    assert beta[0] == 100
+    assert 1 < beta[1] < 100
+
+
+def test_entropy_cap_needs_the_rows():
+    with pytest.raises(TypeError, match="needs the rows themselves"):
+        EntropyCap(0.5)(with_entropy(1.0))
+
+
+def test_statistics_are_enough_for_the_others():
+    logits = np.random.default_rng(1).normal(size=(2, 5, 40))
+    statistics = RowStatistics.from_logits(logits)
+    for policy in (Fixed(2.0), PAPER, HELD, LogLength(16, 0.2)):
+        expected = policy(LogitRows.of(logits))
+        np.testing.assert_allclose(policy(statistics), expected, rtol=1e-12)
+
+
+# By head
+
+
+def test_per_head_is_each_heads_own_policy(framework):
+    logits = np.random.default_rng(2).normal(size=(2, 3, 4, 20))
+    by_head = {"coefficients": [[c, 0.9 * c, 1.1 * c] for c in PAPER.coefficients]}
+    weights = np.asarray(softmax(framework.array(logits), PerHead(PAPER, by_head)))
+    for head, factor in enumerate([1, 0.9, 1.1]):
+        policy = Polynomial([factor * c for c in PAPER.coefficients], threshold=0.5)
+        np.testing.assert_allclose(weights[:, head], softmax(logits[:, head], policy), rtol=1e-10)
+
+
+def test_a_layer_of_a_policy():
+    slopes = np.array([[0.1, 0.2], [0.3, 0.4]])
+    policy = PerHead(LogLength(16, 0.0), {"slope": slopes})
+    assert policy.shape == (2, 2)
+    assert policy.layer(1) == PerHead(LogLength(16, 0.0), {"slope": (0.3, 0.4)})
+    assert policy.layer(1).layer(7) == policy.layer(1)
+    assert PAPER.layer(3) is PAPER
+    with pytest.raises(ValueError, match="layer must be from 0 to 1, got 2"):
+        policy.layer(2)
+    with pytest.raises(ValueError, match=r"differs by layer: choose one with .layer"):
+        softmax(np.zeros((2, 3, 4)), policy)
+
+
+def test_a_layer_of_trained_settings():
+    slope = torch.zeros(3, 2, requires_grad=True)
+    policy = PerHead(LogLength(16, 0.0), {"slope": slope}).layer(2)
+    assert policy.shape == (2,)
+    assert policy.by_head["slope"].requires_grad
+    assert policy.to_dict()["by_head"] == {"slope": [0.0, 0.0]}
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Fixed(0.0), "beta must be a finite number above 0, got 0.0"),
+        (lambda: Fixed(float("nan")), "beta must be a finite number above 0, got nan"),
+        (lambda: Polynomial([]), "coefficients must not be empty"),
+        (lambda: Polynomial([1.0], beyond="stop"), 'beyond must be "evaluate" or "hold"'),
+        (lambda: Polynomial([1.0], beyond="hold"), 'beyond="hold" needs end'),
+        (lambda: LogLength(0, 1.0), "reference_length must be a finite number above 0"),
+        (lambda: EntropyCap(-1.0), "nats must be a finite number above 0"),
+        (lambda: PerHead(Fixed(1.0), {}), "by_head must name settings of Fixed"),
+        (lambda: PerHead(Fixed(1.0), {"slope": [1.0]}), r"one or more of beta\), got \['slope'\]"),
+        (lambda: PerHead(Fixed(1.0), {"beta": 2.0}), r"\(heads,\) or \(layers, heads\)"),
+        (lambda: PerHead(Fixed(1.0), {"beta": [[1.0], [1.0, 2.0]]}), "arrays of one shape"),
+        (lambda: PerHead(Fixed(1.0), {"beta": [1.0, -1.0]}), "beta must be .* got -1.0"),
+        (
+            lambda: Policy.from_dict({"policy": "Sharp"}),
+            "policy must be one of .*Fixed.* got 'Sharp'",
+        ),
+        (lambda: Policy.from_dict({}), "policy must be one of .* got None"),
+        (lambda: Policy.from_dict({"policy": "Fixed", "b": 1}), "Fixed cannot be made from"),
+        (lambda: Policy.from_dict({"policy": "Fixed", "beta": "two"}), "beta must be a number"),
+        (lambda: Policy.from_dict({"policy": "Polynomial", "coefficients": "no"}), "a number"),
+    ],
+)
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"policy": "Sharp"}'])
+def test_a_bad_file_is_named(tmp_path, text):
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"policy\.json is not a policy file: "):
+        Policy.load(path)
+
+
+def test_per_head_refuses_other_layouts():
+    policy = PerHead(Fixed(1.0), {"beta": [1.0, 2.0]})
+    with pytest.raises(ValueError, match=r"for 2 heads needs rows of shape .* got \(3, 5\)"):
+        softmax(np.zeros((3, 5, 4)), policy)
+    with pytest.raises(ValueError, match=r"for 2 heads needs rows of shape .* got \(3,\)"):
+        softmax(np.zeros((3, 5)), policy)
