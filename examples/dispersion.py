@@ -16,10 +16,10 @@ GAP = 6.0
 TRAINED_LENGTH = 16
 POLICIES = {
     "plain softmax": sharpmax.Fixed(1.0),
-    "the paper's": sharpmax.PAPER,
+    "paper's": sharpmax.PAPER,
     "held": sharpmax.HELD,
-    "log-length": sharpmax.LogLength(TRAINED_LENGTH, slope=1 / GAP),
-    "entropy ≤ 0.5": sharpmax.EntropyCap(0.5),
+    "log n": sharpmax.LogLength(TRAINED_LENGTH, slope=1 / GAP),
+    "H ≤ 0.5": sharpmax.EntropyCap(0.5),
 }
 
 
@@ -33,7 +33,7 @@ def rows_with_a_needle(length: int, rows: int = 16) -> np.ndarray:
 def main() -> None:
     table = Table(title="Weight on the one item that matters")
     table.add_column("items", justify="right")
-    table.add_column("entropy", justify="right")
+    table.add_column("H", justify="right")
     for name in POLICIES:
         table.add_column(name)
     for length in (2**exponent for exponent in range(4, 18)):
@@ -50,7 +50,7 @@ def main() -> None:
     console.print(table)
     beta = beta_to_keep_weight(2**17, TRAINED_LENGTH, GAP)
     console.print(
-        "Plain softmax must blur: with logits spread by at most δ, no weight among n items "
+        "H is the entropy of plain softmax, in nats. It must blur: with logits spread by at most δ, no weight among n items "
         "passes exp(δ)/n. The published policy helps up to an entropy of 5.9 nats and then "
         "switches off; held, it does not. A β that grows with ln n, or that caps the entropy, "
         f"keeps the item in sight: 1 at {TRAINED_LENGTH} items becomes {beta:.2f} at 131,072.\n"
