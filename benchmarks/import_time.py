@@ -1,6 +1,6 @@
 """The time that `import sharpmax` takes, in fresh processes: it is to stay under 0.15 s.
 
-    python benchmarks/import_time.py        prints the median and the spread of 30 processes
+python benchmarks/import_time.py        prints the median and the spread of 30 processes
 """
 
 import statistics

@@ -50,7 +50,8 @@ def main() -> None:
     console.print(table)
     beta = beta_to_keep_weight(2**17, TRAINED_LENGTH, GAP)
     console.print(
-        "H is the entropy of plain softmax, in nats. It must blur: with logits spread by at most δ, no weight among n items "
+        "H is the entropy of plain softmax, in nats. It must blur: with logits spread by at "
+        "most δ, no weight among n items "
         "passes exp(δ)/n. The published policy helps up to an entropy of 5.9 nats and then "
         "switches off; held, it does not. A β that grows with ln n, or that caps the entropy, "
         f"keeps the item in sight: 1 at {TRAINED_LENGTH} items becomes {beta:.2f} at 131,072.\n"
