@@ -1,19 +1,30 @@
 """Fixtures for the laws that hold in every framework, in double precision too."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels run on the CPU
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
 jax.config.update("jax_enable_x64", True)
 settings.register_profile("sharpmax", deadline=None, derandomize=True)
 settings.load_profile("sharpmax")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what only a GPU can show where there is none."""
+    if not torch.cuda.is_available():
+        items[:] = [item for item in items if "gpu" not in item.keywords]
 
 
 @dataclass(frozen=True)

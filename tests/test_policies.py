@@ -219,7 +219,22 @@ def test_a_layer_of_trained_settings():
         (lambda: Policy.from_dict({}), "policy must be one of .* got None"),
         (lambda: Policy.from_dict({"policy": "Fixed", "b": 1}), "Fixed cannot be made from"),
         (lambda: Policy.from_dict({"policy": "Fixed", "beta": "two"}), "beta must be a number"),
-        (lambda: Policy.from_dict({"policy": "Polynomial", "coefficients": "no"}), "a number"),
+        (lambda: Policy.from_dict({"policy": "Fixed", "beta": True}), "beta must be a number"),
+        (lambda: Policy.from_dict({"policy": "Polynomial", "coefficients": "no"}), "a sequence"),
+        (lambda: Policy.from_dict({"policy": "Polynomial", "coefficients": 3}), "a sequence"),
+        (lambda: Policy.from_dict({"policy": ["Fixed"]}), "policy must be one of"),
+        (
+            lambda: Policy.from_dict({"policy": "PerHead", "base": None, "by_head": {}}),
+            "base must be a policy",
+        ),
+        (
+            lambda: Policy.from_dict(
+                {"policy": "PerHead", "base": Fixed().to_dict(), "by_head": [1]}
+            ),
+            "by_head must be a dictionary",
+        ),
+        (lambda: PerHead(PAPER, {"coefficients": []}), "arrays of one shape"),
+        (lambda: Fixed(np.float32(-1)), "beta must be a finite number above 0, got -1.0"),
     ],
 )
 def test_bad_settings_are_named(make, message):
@@ -233,6 +248,29 @@ def test_a_bad_file_is_named(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match=r"policy\.json is not a policy file: "):
         Policy.load(path)
+
+
+def test_per_head_refuses_what_is_not_a_number():
+    with pytest.raises(TypeError, match="by_head must hold numbers, got 'hold'"):
+        PerHead(HELD, {"beyond": ["hold", "hold"]})
+    with pytest.raises(TypeError, match="not by head itself"):
+        PerHead(PerHead(Fixed(1.0), {"beta": [1.0]}), {"by_head": [1.0]})
+
+
+def test_a_policys_name_is_its_own():
+    with pytest.raises(TypeError, match=r"there is a policy LogLength already, in sharpmax"):
+        type("LogLength", (Policy,), {})
+
+
+def test_a_policy_must_be_a_dataclass():
+    class Bare(Policy):
+        reads = frozenset()
+
+        def __call__(self, rows):
+            return rows.entropy
+
+    with pytest.raises(TypeError, match="Bare must be a frozen dataclass"):
+        Bare().to_dict()
 
 
 def test_per_head_refuses_other_layouts():

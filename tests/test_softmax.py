@@ -322,6 +322,33 @@ def test_nan_stays_in_its_row(framework, policy):
     np.testing.assert_allclose(weights[others], expected[others], rtol=1e-11)
 
 
+@pytest.mark.parametrize("beta", [-3.0, 0.0, 1e-20])
+def test_a_beta_that_is_not_positive_is_uniform_over_what_is_visible(framework, beta):
+    policy = LogLength(1.0, slope=(beta - 1) / math.log(4))
+    logits = framework.array(np.float32([1, 2, 3, 4, -np.inf]))
+    weights = np.asarray(softmax(logits, policy))
+    np.testing.assert_allclose(weights, [0.25, 0.25, 0.25, 0.25, 0], atol=1e-5)
+
+
+def test_a_half_precisions_most_negative_number_is_hidden(framework):
+    logits = framework.array(np.float16([-65504, -65472, -65472]))
+    weights = np.asarray(softmax(logits, Fixed(0.05)), dtype=np.float32)
+    np.testing.assert_allclose(weights, [0, 0.5, 0.5])
+
+
+def test_maps_over_a_mask_alone_in_blocks(monkeypatch):
+    monkeypatch.setattr("sharpmax.rows.BLOCK_ELEMENTS", 16)
+    logits, where = torch.zeros(30, 10), torch.ones(2, 10, dtype=torch.bool)
+    weights = torch.func.vmap(lambda w: softmax(logits, where=w))(where)
+    torch.testing.assert_close(weights, torch.full((2, 30, 10), 0.1))
+
+
+@every_policy
+def test_second_derivatives(policy):
+    logits = torch.tensor(random_logits(2, 1, 4), requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: softmax(x, policy), (logits,))
+
+
 @every_policy
 def test_no_rows_and_strided_rows(framework, policy):
     assert softmax(framework.array(np.zeros((2, 0, 4))), policy).shape == (2, 0, 4)
@@ -336,8 +363,10 @@ def test_bad_input_is_named(framework):
     good = framework.array(random_logits(2, 3))
     with pytest.raises(ValueError, match=r"empty along axis -1, got shape \(2, 0\)"):
         softmax(framework.array(np.zeros((2, 0))))
-    with pytest.raises(ValueError, match="axis must be one of the 2 of logits, got 2"):
+    with pytest.raises(ValueError, match="axis must be one of the 2 axes of logits, got 2"):
         softmax(good, axis=2)
+    with pytest.raises(TypeError, match="axis must be an int, got None"):
+        softmax(good, axis=None)
     with pytest.raises(TypeError, match="logits must have a real floating dtype, got .*int32"):
         softmax(framework.array(np.zeros((2, 3)), dtype=framework.int32))
     with pytest.raises(TypeError, match="policy must be a sharpmax.Policy .* got 2.0"):
@@ -351,6 +380,13 @@ def test_bad_input_is_named(framework):
 def test_a_list_is_refused():
     with pytest.raises(TypeError, match="logits must be a NumPy, PyTorch or JAX array, got list"):
         softmax([1.0, 2.0])
+
+
+def test_arrays_that_would_mislead_are_refused():
+    with pytest.raises(TypeError, match="logits must not be a masked array"):
+        softmax(np.ma.array([1.0, 2.0], mask=[0, 1]))
+    with pytest.raises(TypeError, match="where must be a boolean array of the same framework"):
+        softmax(torch.zeros(3), where=np.ones(3, bool))
 
 
 def test_a_new_policy_is_one_short_class():

@@ -29,6 +29,11 @@ def is_torch(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_numpy(value: object) -> bool:
+    """Tell whether `value` is a NumPy array or scalar."""
+    return not is_torch(value) and bool(array_api_compat.is_numpy_array(value))
+
+
 def is_array(value: object) -> bool:
     """Tell whether `value` is an array of a framework that the core can work with."""
     return is_torch(value) or bool(array_api_compat.is_array_api_obj(value))
@@ -47,15 +52,17 @@ def require_floating(array: Array, name: str) -> None:
     """Raise a TypeError that names the argument unless `array` holds real floating numbers."""
     if not is_array(array):
         raise TypeError(f"{name} must be a NumPy, PyTorch or JAX array, got {_kind(array)}")
+    if hasattr(array, "filled"):
+        raise TypeError(f"{name} must not be a masked array: give its data, and where=~mask")
     if not namespace(array).isdtype(array.dtype, "real floating"):
         raise TypeError(f"{name} must have a real floating dtype, got {array.dtype}")
 
 
-def require_mask(array: Array, name: str, shape: tuple[int, ...]) -> Array:
-    """Return a boolean mask broadcast to `shape`, or raise an error that names the argument."""
-    if not is_array(array):
-        raise TypeError(f"{name} must be a boolean array, got {_kind(array)}")
-    xp = namespace(array)
+def require_mask(array: Array, name: str, like: Array) -> Array:
+    """Return a boolean mask in the shape of `like`, or raise an error that names the argument."""
+    if not is_array(array) or is_torch(array) != is_torch(like):
+        raise TypeError(f"{name} must be a boolean array of the same framework, got {_kind(array)}")
+    xp, shape = namespace(like), tuple(like.shape)
     if not xp.isdtype(array.dtype, "bool"):
         raise TypeError(f"{name} must be a boolean array, got dtype {array.dtype}")
     try:
@@ -108,7 +115,7 @@ def runs_eagerly_on_cpu(array: Array) -> bool:
 
         recorded = torch.is_grad_enabled() and array.requires_grad
         return array.device.type == "cpu" and not (recorded or torch.compiler.is_compiling())
-    return bool(array_api_compat.is_numpy_array(array))
+    return is_numpy(array)
 
 
 def move_axis(array: Array, source: int, destination: int) -> Array:
@@ -132,7 +139,9 @@ def concat_blocks(blocks: Iterable[Array], like: Array) -> Array:
     xp = namespace(first)
     if getattr(first, "requires_grad", False):
         return xp.concat([first, *blocks])
-    joined, start = xp.empty_like(like), 0
+    # Made from a block, because a batch may be mapped over the blocks alone (vmap).
+    joined = first.new_empty(like.shape) if is_torch(first) else xp.empty_like(like)
+    start = 0
     for block in itertools.chain([first], blocks):
         joined[start : start + block.shape[0]] = block
         start += block.shape[0]

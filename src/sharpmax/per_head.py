@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from array_api_compat import is_numpy_array
-
-from sharpmax.arrays import Array, array_like, namespace
+from sharpmax.arrays import Array, array_like, is_numpy, namespace
 from sharpmax.policy import Policy
 
 if TYPE_CHECKING:
@@ -35,6 +33,10 @@ class PerHead(Policy):
     by_head: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.base, Policy) or isinstance(self.base, PerHead):
+            raise TypeError(f"base must be a policy that is not by head itself, got {self.base!r}")
+        if not isinstance(self.by_head, Mapping):
+            raise TypeError(f"by_head must be a dictionary, got {self.by_head!r}")
         known = self.base.settings()
         if not self.by_head or self.by_head.keys() - known.keys():
             raise ValueError(
@@ -44,7 +46,7 @@ class PerHead(Policy):
         by_head = {name: _as_tuples(value) for name, value in self.by_head.items()}
         object.__setattr__(self, "by_head", by_head)
         shapes = {_shape(array) for array in self._arrays()}
-        if len(shapes) > 1 or len(self.shape) not in (1, 2):
+        if len(shapes) != 1 or len(self.shape) not in (1, 2):
             raise ValueError(
                 "by_head must hold arrays of one shape, (heads,) or (layers, heads), "
                 f"got {sorted(shapes)}"
@@ -114,13 +116,15 @@ class PerHead(Policy):
 
 def _as_tuples(value: Any) -> Any:
     """Return nested sequences and NumPy arrays as tuples; other arrays may be in training."""
-    if is_numpy_array(value):
+    if is_numpy(value):
         value = value.tolist()
     return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _shape(array: Array) -> tuple[int, ...]:
     """Return the shape of an array or of nested tuples."""
+    if isinstance(array, str):
+        raise TypeError(f"by_head must hold numbers, got {array!r}")
     if not isinstance(array, tuple):
         return tuple(getattr(array, "shape", ()))
     shapes = {_shape(item) for item in array}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from sharpmax.arrays import Array, constant, is_array, namespace
+from sharpmax.arrays import Array, is_array, is_numpy, namespace
 from sharpmax.policy import Policy
 
 if TYPE_CHECKING:
@@ -18,15 +18,31 @@ Number = float | Array
 """A setting of a policy: a number, or inside `PerHead` an array that broadcasts to the rows."""
 
 
-def _require_numbers(above: float = -math.inf, **settings: Number) -> None:
-    """Raise an error that names the setting unless each is a finite number above `above`."""
-    for name, value in settings.items():
-        if isinstance(value, int | float):
-            if not above < value < math.inf:
-                limit = "" if above == -math.inf else f" above {above:g}"
-                raise ValueError(f"{name} must be a finite number{limit}, got {value}")
-        elif not is_array(value):
-            raise TypeError(f"{name} must be a number, got {value!r}")
+def _require_numbers(policy: Policy, *names: str, above: float = -math.inf) -> None:
+    """Raise an error that names the setting unless each is a finite number above `above`.
+
+    Arrays pass as they are: they may be in training, or traced.
+    """
+    for name in names:
+        value = getattr(policy, name)
+        if isinstance(value, tuple):
+            for item in value:
+                _require_number(name, item, above)
+        else:
+            object.__setattr__(policy, name, _require_number(name, value, above))
+
+
+def _require_number(name: str, value: Number, above: float) -> Number:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not above < value < math.inf:
+            limit = "" if above == -math.inf else f" above {above:g}"
+            raise ValueError(f"{name} must be a finite number{limit}, got {value}")
+        return float(value)
+    if isinstance(value, bool) or not is_array(value):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if is_numpy(value) and value.ndim == 0:
+        return _require_number(name, value.item(), above)
+    return value
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class Fixed(Policy):
     reads = frozenset[str]()
 
     def __post_init__(self) -> None:
-        _require_numbers(above=0, beta=self.beta)
+        _require_numbers(self, "beta", above=0)
 
     def __call__(self, rows: Rows) -> Array | float:
         """Return β, whatever the rows."""
@@ -70,19 +86,19 @@ class Polynomial(Policy):
     reads = frozenset({"entropy"})
 
     def __post_init__(self) -> None:
+        if isinstance(self.coefficients, str) or not isinstance(self.coefficients, Sequence):
+            raise TypeError(f"coefficients must be a sequence, got {self.coefficients!r}")
         object.__setattr__(self, "coefficients", tuple(self.coefficients))
         if not self.coefficients:
             raise ValueError("coefficients must not be empty")
-        for coefficient in self.coefficients:
-            _require_numbers(coefficients=coefficient)
-        _require_numbers(threshold=self.threshold)
-        _require_numbers(above=0, minimum=self.minimum)
+        _require_numbers(self, "coefficients", "threshold")
+        _require_numbers(self, "minimum", above=0)
         if self.beyond not in ("evaluate", "hold"):
             raise ValueError(f'beyond must be "evaluate" or "hold", got {self.beyond!r}')
         if self.beyond == "hold" and self.end is None:
             raise ValueError('beyond="hold" needs end, the entropy from which to hold')
         if self.end is not None:
-            _require_numbers(end=self.end)
+            _require_numbers(self, "end")
 
     def __call__(self, rows: Rows) -> Array:
         """Return the polynomial of the rows' entropy."""
@@ -118,8 +134,8 @@ class LogLength(Policy):
     reads = frozenset({"length"})
 
     def __post_init__(self) -> None:
-        _require_numbers(above=0, reference_length=self.reference_length)
-        _require_numbers(slope=self.slope)
+        _require_numbers(self, "reference_length", above=0)
+        _require_numbers(self, "slope")
 
     def __call__(self, rows: Rows) -> Array:
         """Return β from the rows' length."""
@@ -134,43 +150,46 @@ class EntropyCap(Policy):
 
     Entropy falls as β grows (Proposition 3.2), so that β is a monotone root, found by
     Newton's method on ln H, safeguarded by bisection. Its gradient is that of the implicit
-    function theorem. Where ties at the top keep the entropy above the cap however large β,
-    β is `maximum`.
+    function theorem. Where the top logits are so close together, or equal, that the entropy
+    stays above the cap up to β = `maximum`, β is that. Finding the root takes some fifteen
+    passes over the rows.
     """
 
     nats: Number
-    maximum: float = 2.0**16
+    maximum: Number = 2.0**16
 
-    reads = frozenset({"entropy", "entropy_at"})
+    reads = frozenset({"entropy_at", "detached"})
 
-    steps: ClassVar[int] = 16
+    steps: ClassVar[int] = 12
     """Ten bring every kind of row that was tried to float64's last digits."""
 
     def __post_init__(self) -> None:
-        _require_numbers(above=0, nats=self.nats)
-        _require_numbers(above=1, maximum=self.maximum)
+        _require_numbers(self, "nats", above=0)
+        _require_numbers(self, "maximum", above=1)
 
     def __call__(self, rows: Rows) -> Array:
         """Return the root β of H(β) = nats, or 1 where the entropy is low enough already."""
-        plain = constant(rows.entropy)
-        least, _ = rows.entropy_at(self.maximum)
+        constants = rows.detached()
+        least, _ = constants.entropy_at(self.maximum)
+        plain, slope = constants.entropy_at(1.0)
         xp = namespace(plain)
-        low, high = xp.ones_like(plain), xp.full_like(plain, self.maximum)
-        beta = low
+        low, high = xp.ones_like(plain), xp.ones_like(plain) * self.maximum
+        beta, entropy = low, plain
         for _ in range(self.steps):
-            entropy, slope = map(constant, rows.entropy_at(beta))
+            falling = (entropy > 0) & (slope < 0)
+            log_excess = xp.log(xp.where(falling, entropy, self.nats) / self.nats)
+            newton = beta - log_excess * entropy / xp.where(falling, slope, -1.0)
+            inside = falling & (newton >= low) & (newton <= high)
+            beta = xp.where(inside, newton, xp.sqrt(low * high))
+            entropy, slope = constants.entropy_at(beta)
             low = xp.where(entropy > self.nats, beta, low)
             high = xp.where(entropy > self.nats, high, beta)
-            curved = (entropy > 0) & (slope < 0)
-            log_excess = xp.log(xp.where(curved, entropy, self.nats) / self.nats)
-            newton = beta - log_excess * entropy / xp.where(curved, slope, -1.0)
-            inside = curved & (newton >= low) & (newton <= high)
-            beta = xp.where(inside, newton, xp.sqrt(low * high))
-        # One Newton step from the constant root: its value is the root again, and its
-        # derivative −(∂H/∂s)/(∂H/∂β) is the implicit function theorem's.
-        entropy, slope = rows.entropy_at(beta)
-        slope = constant(slope)
-        step = (entropy - self.nats) / xp.where(slope < 0, slope, -math.inf)
-        reached = beta - xp.where(abs(step) < beta, step, 0.0)
-        beta = xp.where(plain > self.nats, reached, 1.0)
+        # Newton's steps from the constant root: the value is the root again. The derivative of
+        # the first is −(∂H/∂s)/(∂H/∂β), the implicit function theorem's; the second step makes
+        # the second derivative right too.
+        for _ in range(2):
+            entropy, slope = rows.entropy_at(beta)
+            step = (entropy - self.nats) / xp.where(slope < 0, slope, -math.inf)
+            beta = beta - xp.where(abs(step) < beta, step, 0.0)
+        beta = xp.where(plain > self.nats, beta, 1.0)
         return xp.where(least > self.nats, self.maximum, beta)

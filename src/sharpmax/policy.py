@@ -21,7 +21,7 @@ from sharpmax.arrays import Array, is_array
 class Rows(Protocol):
     """What a policy may look at; every array has one entry a row.
 
-    `RowStatistics` offers all of it but `entropy_at`, which needs the rows themselves.
+    `RowStatistics` offers what can be told without the rows themselves.
     """
 
     @property
@@ -47,6 +47,9 @@ class Rows(Protocol):
     def entropy_at(self, beta: Array | float) -> tuple[Array, Array]:
         """Return the entropy of softmax(β·s) and its derivative by β."""
 
+    def detached(self) -> Rows:
+        """Return the same rows as constants, which no gradient flows through."""
+
 
 @dataclass(frozen=True)
 class Policy(ABC):
@@ -55,6 +58,9 @@ class Policy(ABC):
     _kinds: ClassVar[dict[str, type[Policy]]] = {}
 
     def __init_subclass__(cls) -> None:
+        known = Policy._kinds.setdefault(cls.__name__, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"there is a policy {cls.__name__} already, in {known.__module__}")
         Policy._kinds[cls.__name__] = cls
 
     @property
@@ -73,6 +79,8 @@ class Policy(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments that the policy was made with, by name."""
+        if "__dataclass_fields__" not in vars(type(self)):
+            raise TypeError(f"{type(self).__name__} must be a frozen dataclass")
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +92,7 @@ class Policy(ABC):
         """Return the policy that `to_dict` described."""
         settings = dict(data)
         kind = settings.pop("policy", None)
-        if kind not in Policy._kinds:
+        if not isinstance(kind, str) or kind not in Policy._kinds:
             known = ", ".join(sorted(Policy._kinds))
             raise ValueError(f"policy must be one of {known}, got {kind!r}")
         try:
@@ -104,7 +112,7 @@ class Policy(ABC):
             if not isinstance(data, dict):
                 raise ValueError("it holds no JSON object")
             return Policy.from_dict(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a policy file: {error}") from None
 
 

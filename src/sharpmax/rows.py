@@ -9,7 +9,7 @@ and not NaN, in the value and in every gradient.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sharpmax.arrays import (
@@ -26,6 +26,9 @@ from sharpmax.arrays import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+SMALLEST_BETA = 2.0**-30
+"""The least β that is used: rows are uniform by then, and masked logits still get no weight."""
 
 BLOCK_ELEMENTS = 2**18
 """Logits worked on at a time on a CPU: a block and its temporaries stay in the cache."""
@@ -51,19 +54,22 @@ class LogitRows:
     def of(cls, logits: Array, axis: int = -1, where: Array | None = None) -> LogitRows:
         """Take the rows of `logits` along `axis`, or say which argument does not fit."""
         require_floating(logits, "logits")
+        if not isinstance(axis, int):
+            raise TypeError(f"axis must be an int, got {axis!r}")
         if not -logits.ndim <= axis < logits.ndim:
-            raise ValueError(f"axis must be one of the {logits.ndim} of logits, got {axis}")
+            raise ValueError(f"axis must be one of the {logits.ndim} axes of logits, got {axis}")
         if logits.shape[axis] == 0:
             raise ValueError(
                 f"logits must not be empty along axis {axis}, got shape {tuple(logits.shape)}"
             )
         xp = namespace(logits)
-        if where is not None:
-            where = require_mask(where, "where", tuple(logits.shape))
-            where = xp.reshape(move_axis(where, axis, -1), (-1, logits.shape[axis]))
         rows = move_axis(logits, axis, -1)
         shape = tuple(rows.shape[:-1])
-        return cls(xp.reshape(rows, (math.prod(shape), rows.shape[-1])), where, shape, axis)
+        flat = (math.prod(shape), rows.shape[-1])
+        if where is not None:
+            where = require_mask(where, "where", logits)
+            where = xp.reshape(move_axis(where, axis, -1), flat)
+        return cls(xp.reshape(rows, flat), where, shape, axis)
 
     def summary(self) -> tuple[Array, Array, Array]:
         """Return the maximum, the log-sum-exp and the entropy of every row, in one pass."""
@@ -103,6 +109,10 @@ class LogitRows:
         entropy, slope = (self._per_row(part) for part in zip(*parts, strict=True))
         return entropy, slope
 
+    def detached(self) -> LogitRows:
+        """Return the same rows as constants, which no gradient flows through."""
+        return replace(self, logits=constant(self.logits))
+
     def softmax(self, beta: Array | float) -> Array:
         """Return softmax(β·s) in the caller's shape and dtype; zeros where nothing is visible."""
         xp = namespace(self.logits)
@@ -115,7 +125,10 @@ class LogitRows:
         xp = namespace(self.logits)
         rows, length = self.logits.shape
         size = max(1, BLOCK_ELEMENTS // length if runs_eagerly_on_cpu(self.logits) else rows)
-        if not isinstance(beta, int | float):
+        if isinstance(beta, int | float):
+            beta = max(beta, SMALLEST_BETA)
+        else:
+            beta = xp.clip(beta, min=SMALLEST_BETA)
             beta = xp.reshape(xp.broadcast_to(beta, self.shape), (rows, 1))
         for start in range(0, max(1, rows), size):
             block = slice(start, start + size)
@@ -137,7 +150,10 @@ def _below_max(logits: Array) -> tuple[Array, Array]:
     """
     xp = namespace(logits)
     hidden = xp.finfo(logits.dtype).min
-    logits = xp.astype(logits, computing_dtype(logits), copy=False)
+    computing = computing_dtype(logits)
+    if computing != logits.dtype:
+        # A half precision's most negative number would be an ordinary one in float32.
+        logits = xp.where(logits <= hidden, -math.inf, xp.astype(logits, computing))
     maximum = xp.max(logits, axis=-1, keepdims=True)
     nothing = maximum <= hidden
     reference = constant(xp.where(nothing, 0.0, maximum))

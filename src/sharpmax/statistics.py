@@ -8,7 +8,7 @@ which is what streaming, split-key decoding and sequence sharding all need.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from sharpmax.arrays import Array, constant, namespace
 from sharpmax.rows import LogitRows
@@ -60,8 +60,12 @@ class RowStatistics(NamedTuple):
         zeros = namespace(array).zeros_like(array)
         return cls(max=zeros - math.inf, lse=zeros - math.inf, entropy=zeros, length=zeros)
 
-    def entropy_at(self, beta: Array | float) -> tuple[Array, Array]:
-        """Refuse: what entropy is at another temperature, the statistics do not tell."""
+    def detached(self) -> RowStatistics:
+        """Return the same statistics as constants, which no gradient flows through."""
+        return RowStatistics(*map(constant, self))
+
+    def entropy_at(self, beta: Array | float) -> NoReturn:
+        """Refuse: what the entropy is at another temperature, the statistics do not tell."""
         raise TypeError(
             f"the entropy at β = {beta} needs the rows themselves, not only their statistics: "
             "use sharpmax.softmax"

@@ -88,6 +88,7 @@ def beta_to_keep_weight(
     dispersion: `LogLength` with slope 1/δ follows it.
     """
     _require_at_least(2, length=length, reference_length=reference_length)
+    _require_at_least(0, beta=beta)
     if isinstance(spread, int | float) and not spread > 0:
         raise ValueError(f"spread must be above 0 to keep a weight, got {spread}")
     return beta + _log((length - 1) / (reference_length - 1)) / spread
@@ -100,7 +101,7 @@ def _spectral_norm(matrix: Array) -> Array:
 def _exp(exponent: Number) -> Number:
     if not isinstance(exponent, int | float):
         return namespace(exponent).exp(exponent)
-    return math.exp(exponent) if exponent < math.log(sys.float_info.max) else math.inf
+    return math.inf if exponent > math.log(sys.float_info.max) else math.exp(exponent)
 
 
 def _log(value: Number) -> Number:

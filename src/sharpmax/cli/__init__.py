@@ -1,13 +1,14 @@
 """The command line: `sharpmax COMMAND`. One file a command; this one only gathers them."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from sharpmax import __version__
 from sharpmax.cli.bounds import bounds
 
 app = typer.Typer(
-    help="Sharp attention at any length: measure, bound and undo the dispersion of softmax.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -15,15 +16,30 @@ app = typer.Typer(
 app.command()(bounds)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sharpmax {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
-    """Keep a command's name necessary, even while there is only one command."""
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Sharp attention at any length: measure, bound and undo the dispersion of softmax."""
 
 
 def main() -> None:
     """Run a command; what the library finds wrong with a value is one line and exit code 2."""
     try:
         app()
-    except ValueError as error:
+    except UnicodeError:
+        raise
+    except (ValueError, OverflowError) as error:
         print(f"sharpmax: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -32,6 +32,7 @@ def bounds(
     The default spread is the mean over the heads of Gemma 2B.
     """
     blurred = dispersion_length(spread, weight, beta)
+    limit = f"{blurred:,.0f}" if blurred < 1e15 else f"{blurred:.3g}"
     table = Table(title=f"Logit spread δ = {spread:g}, inverse temperature β = {beta:g}")
     table.add_column("items n", justify="right")
     table.add_column("least weight\nexp(−βδ)/n", justify="right")
@@ -50,6 +51,6 @@ def bounds(
     console = Console()
     console.print(table)
     console.print(
-        f"No weight can pass {weight:g} beyond [bold]{blurred:,.0f}[/bold] items "
-        "(Theorem 2.2); lengths beyond are in red."
+        f"No weight can pass {weight:g} beyond about [bold]{limit}[/bold] items (Theorem 2.2); "
+        "lengths beyond are in red."
     )
