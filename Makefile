@@ -26,6 +26,8 @@ format: $(VENV)/development
 	$(BIN)/ruff format .
 benchmark: $(VENV)/development
 	$(BIN)/python benchmarks/softmax.py
+	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/import_time.py
 clean:
 	rm -rf $(VENV)
 

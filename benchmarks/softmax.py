@@ -29,7 +29,7 @@ from rich.table import Table
 import sharpmax
 
 SHAPE = (4096, 4096)
-WARM_UP, ROUNDS = 3, 21
+WARM_UP, ROUNDS = 2, 11
 RESULT = Path(__file__).parent / "results" / "cpu" / "softmax.csv"
 COEFFICIENTS = sharpmax.PAPER.coefficients
 
@@ -61,12 +61,14 @@ def candidates() -> dict[tuple[str, str], Callable[[], Any]]:
         "sharpmax": sharpmax.softmax,
         "sharpmax compiled": torch.compile(sharpmax.softmax),
         "sharpmax Fixed(1)": lambda x: sharpmax.softmax(x, sharpmax.Fixed(1.0)),
+        "sharpmax EntropyCap": lambda x: sharpmax.softmax(x, sharpmax.EntropyCap(0.5)),
     }
     by_jax = {
         "plain": jax.nn.softmax,
         "published": published_jax,
         "sharpmax": sharpmax.softmax,
         "sharpmax Fixed(1)": lambda x: sharpmax.softmax(x, sharpmax.Fixed(1.0)),
+        "sharpmax EntropyCap": lambda x: sharpmax.softmax(x, sharpmax.EntropyCap(0.5)),
     }
     calls: dict[tuple[str, str], Callable[[], Any]] = {}
     for name, function in by_torch.items():

@@ -118,6 +118,17 @@ def runs_eagerly_on_cpu(array: Array) -> bool:
     return is_numpy(array)
 
 
+def hold_ceiling(block: Array) -> Array:
+    """Return an array to hold while blocks of this size are worked through.
+
+    It lies above room for a block's temporaries. As long as it is held, the C library keeps
+    that room for the next block; otherwise it may return it to the system after each block
+    and fetch it anew, page by page, which can double the time.
+    """
+    room = [namespace(block).empty_like(block) for _ in range(8)]
+    return room[-1]
+
+
 def move_axis(array: Array, source: int, destination: int) -> Array:
     """Return a view of `array` with one axis moved to another place."""
     order = [axis for axis in range(array.ndim) if axis != source % array.ndim]

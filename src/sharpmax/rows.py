@@ -17,6 +17,7 @@ from sharpmax.arrays import (
     computing_dtype,
     concat_blocks,
     constant,
+    hold_ceiling,
     move_axis,
     namespace,
     require_floating,
@@ -130,12 +131,14 @@ class LogitRows:
         else:
             beta = xp.clip(beta, min=SMALLEST_BETA)
             beta = xp.reshape(xp.broadcast_to(beta, self.shape), (rows, 1))
+        ceiling = None if size >= rows else hold_ceiling(self.logits[:size])
         for start in range(0, max(1, rows), size):
             block = slice(start, start + size)
             logits = self.logits[block]
             if self.where is not None:
                 logits = xp.where(self.where[block], logits, -math.inf)
             yield logits, beta if isinstance(beta, int | float) else beta[block]
+        del ceiling
 
     def _per_row(self, blocks: Iterable[Array]) -> Array:
         """Join the blocks of a column with one entry a row, in the caller's shape."""

@@ -1,0 +1,88 @@
+"""Attention with a temperature for every row: query and key → statistics → policy → β → output."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sharpmax.policies import PAPER
+from sharpmax.policy import Policy
+from sharpmax.statistics import RowStatistics
+from sharpmax.torch.row_statistics import statistics_of
+from sharpmax.torch.scores import Scores, require_alike
+from sharpmax.torch.tempered import attend, attend_by_chunks
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    policy: Policy = PAPER,
+    is_causal: bool = False,
+    mask: Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    implementation: str | None = None,
+    return_statistics: bool = False,
+) -> Tensor | tuple[Tensor, RowStatistics]:
+    """Return softmax(β·logits)·value, with β chosen for every row by `policy`.
+
+    A drop-in for `torch.nn.functional.scaled_dot_product_attention`, in memory linear in the
+    length, differentiable also through the policy.
+
+    Args:
+        query: Of shape (batch, heads, queries, width).
+        key: Of shape (batch, key heads, keys, width); the heads may be a multiple of the key
+            heads (grouped-query attention).
+        value: Of shape (batch, key heads, keys, value width).
+        policy: Chooses β from a row's statistics. One that reads no more than the length costs
+            no statistics pass.
+        is_causal: Whether a query sees no key after it. The last query stands at the last key,
+            also where there are more keys than queries.
+        mask: A boolean tensor that broadcasts to (batch, heads, queries, keys), True where a
+            query sees a key. A query that sees none gives zeros, with gradient 0.
+        window: How many keys back a query sees, itself counted (ahead too if not causal).
+        softcap: Bounds the logits to ±softcap by softcap·tanh(s / softcap).
+        scale: What the dot products are multiplied by; 1/√width if None.
+        implementation: Of the row statistics; see `sharpmax.torch.row_statistics`.
+        return_statistics: Whether to return the plain logits' `RowStatistics` as well.
+    """
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy must be a sharpmax.Policy such as sharpmax.PAPER, got {policy!r}")
+    scores = Scores.of(
+        query,
+        key,
+        is_causal=is_causal,
+        mask=mask,
+        window=window,
+        softcap=softcap,
+        scale=scale,
+    )
+    _require_value(value, scores)
+    chooses_from_rows = "entropy_at" in policy.reads
+    if return_statistics or not (chooses_from_rows or policy.reads <= {"length"}):
+        statistics = statistics_of(scores, implementation)
+    else:
+        length = scores.lengths()
+        unknown = torch.full_like(length, math.nan)
+        statistics = RowStatistics(unknown, unknown, unknown, length)
+    if chooses_from_rows:
+        out = attend_by_chunks(scores, value, lambda rows, _: policy(rows))
+    else:
+        out = attend(scores, value, policy(statistics))
+    return (out, statistics) if return_statistics else out
+
+
+def _require_value(value: Tensor, scores: Scores) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
+    if value.ndim != 4 or value.shape[1:3] != scores.key.shape[1:3]:
+        raise ValueError(
+            f"value must have shape (batch, {scores.key.shape[1]}, {scores.key.shape[2]}, width) "
+            f"like key, got {tuple(value.shape)}"
+        )
+    require_alike("value", value, scores.query)

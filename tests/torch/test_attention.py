@@ -1,0 +1,396 @@
+"""Sharpened attention and its row statistics: every implementation against the definition.
+
+Triton's kernels run under its interpreter where there is no GPU (see conftest.py); on a GPU,
+`pytest -m gpu` runs the same tests there on more and larger shapes.
+"""
+
+import importlib
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import sharpmax
+from sharpmax import HELD, PAPER, EntropyCap, Fixed, LogLength, PerHead, RowStatistics
+from sharpmax.torch import attention, row_statistics
+
+gpu = pytest.mark.gpu
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes and settings of a call; `mask` is the share of keys that a query sees."""
+
+    batch: int = 1
+    heads: int = 2
+    key_heads: int = 2
+    queries: int = 37
+    keys: int = 37
+    width: int = 16
+    value_width: int = 16
+    mask: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def tensors(self, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        shapes = [
+            (self.batch, self.heads, self.queries, self.width),
+            (self.batch, self.key_heads, self.keys, self.width),
+            (self.batch, self.key_heads, self.keys, self.value_width),
+        ]
+        query, key, value = (
+            (1.5 * torch.randn(shape, generator=generator)).to(device, dtype).requires_grad_()
+            for shape in shapes
+        )
+        return query, key, value
+
+    def arguments(self, device: str) -> dict[str, Any]:
+        if self.mask is None:
+            return self.settings
+        generator = torch.Generator().manual_seed(1)
+        seen = torch.rand(self.batch, 1, self.queries, self.keys, generator=generator)
+        return {**self.settings, "mask": (seen < self.mask).to(device)}
+
+
+causal = {"is_causal": True}
+CASES = {
+    "all keys": Case(),
+    "causal": Case(settings=causal),
+    "one query": Case(queries=1, keys=50, settings=causal),
+    "one key": Case(keys=1),
+    "more keys": Case(queries=20, keys=45, settings=causal),
+    "more queries": Case(queries=45, keys=20, settings=causal),
+    "grouped": Case(batch=2, heads=8, key_heads=2, settings=causal),
+    "one key head": Case(heads=3, key_heads=1, queries=9),
+    "other value width": Case(value_width=24, settings=causal),
+    "odd width": Case(width=21, value_width=5),
+    "window": Case(settings={"window": 5, **causal}),
+    "window both ways": Case(queries=30, settings={"window": 4}),
+    "mask": Case(batch=2, mask=0.6),
+    "mask with empty rows": Case(mask=0.03, settings=causal),
+    "softcap": Case(settings={"softcap": 3.0, **causal}),
+    "everything": Case(
+        batch=2,
+        heads=4,
+        mask=0.7,
+        keys=60,
+        settings={"softcap": 4.0, "window": 20, "scale": 0.4, **causal},
+    ),
+}
+LARGE_CASES = {
+    f"{width} wide, {name}": Case(
+        heads=4, key_heads=2, queries=300, keys=keys, width=width, value_width=width, settings=s
+    )
+    for width in (16, 64, 80, 128, 256)
+    for name, keys, s in [("causal", 300, causal), ("all", 517, {}), ("window", 300, {"window": 9})]
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+POLICIES = [Fixed(1.0), Fixed(2.0), PAPER, HELD, LogLength(8, 0.4), EntropyCap(0.8)]
+every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+
+
+def visible(case: Case) -> Tensor:
+    """Which keys each query sees, written down from the documentation."""
+    distance = (
+        torch.arange(case.queries)[:, None] + case.keys - case.queries - torch.arange(case.keys)
+    )
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if case.settings.get("is_causal"):
+        seen &= distance >= 0
+    if window := case.settings.get("window"):
+        seen &= distance.abs() < window
+    mask = case.arguments("cpu").get("mask")
+    return seen if mask is None else seen & mask
+
+
+def materialised(case: Case, query: Tensor, key: Tensor) -> Tensor:
+    """All logits at once, in the precision of the tensors."""
+    key = key.repeat_interleave(case.heads // case.key_heads, dim=1)
+    logits = (query @ key.mT) * case.settings.get("scale", 1 / math.sqrt(case.width))
+    if softcap := case.settings.get("softcap"):
+        logits = softcap * torch.tanh(logits / softcap)
+    return logits
+
+
+def sharpened(case: Case, query: Tensor, key: Tensor, value: Tensor, policy: Any) -> Tensor:
+    """Attention by its definition, in the precision of the tensors."""
+    logits = materialised(case, query, key)
+    weights = sharpmax.softmax(logits, policy, where=visible(case).to(query.device))
+    return weights @ value.repeat_interleave(case.heads // case.key_heads, dim=1)
+
+
+def assert_statistics_fit(case: Case, dtype: torch.dtype, device: str, implementation: str) -> None:
+    """Value and gradient: at most twice as far from float64 as the materialised form.
+
+    A flash kernel on a GPU rounds Σ p·k to half precision as well as the logits: four times.
+    """
+    factor = 4 if implementation == "flash" and device == "cuda" else 2
+    query, key, _ = case.tensors(dtype, device)
+    arguments = case.arguments(device)
+    try:
+        statistics = row_statistics(query, key, implementation=implementation, **arguments)
+    except NotImplementedError:
+        return  # refusals have tests of their own
+    exact_query, exact_key = (x.detach().double().requires_grad_() for x in (query, key))
+    seen = visible(case).to(device)
+    exact = RowStatistics.from_logits(materialised(case, exact_query, exact_key), where=seen)
+    same = RowStatistics.from_logits(materialised(case, query, key), where=seen)
+    grad = torch.randn(exact.lse.shape, dtype=torch.float64).to(device)
+    assert torch.equal(statistics.length.double(), exact.length)
+
+    for name in ("entropy", "lse") if implementation == "flash" else ("entropy", "lse", "max"):
+        ours, theirs, truth = (getattr(x, name).double() for x in (statistics, same, exact))
+        finite = truth.isfinite()
+        assert torch.equal(ours[~finite], truth[~finite])
+        allowed = factor * (theirs - truth)[finite].abs().max() + 1e-5
+        assert (ours - truth)[finite].abs().max() <= allowed, name
+        if name == "max":
+            continue
+        for leaf, exact_leaf in ((query, exact_query), (key, exact_key)):
+            gradients = [
+                torch.autograd.grad(
+                    torch.where(finite, value, 0.0).mul(grad).sum(), x, retain_graph=True
+                )[0].double()
+                for value, x in ((ours, leaf), (theirs, leaf), (truth, exact_leaf))
+            ]
+            assert gradients[0].isfinite().all()
+            allowed = factor * (gradients[1] - gradients[2]).norm()
+            allowed += 1e-5 * gradients[2].norm() + 1e-5
+            assert (gradients[0] - gradients[2]).norm() <= allowed, name
+
+
+def assert_attention_fits(case: Case, dtype: torch.dtype, device: str, policy: Any) -> None:
+    tensors = case.tensors(dtype, device)
+    out = attention(*tensors, policy=policy, **case.arguments(device))
+    exact_tensors = [x.detach().double().requires_grad_() for x in tensors]
+    exact = sharpened(case, *exact_tensors, policy)
+    same = sharpened(case, *tensors, policy)
+    assert out.dtype == dtype
+    assert out.shape == exact.shape
+    unit = torch.finfo(dtype).eps
+    allowed = 2 * (same.double() - exact).norm() + 4 * unit * exact.norm() + 1e-6
+    assert (out.double() - exact).norm() <= allowed
+    grad = torch.randn(exact.shape, dtype=torch.float64).to(device)
+    ours = torch.autograd.grad(out.double(), tensors, grad)
+    theirs = torch.autograd.grad(same.double(), tensors, grad)
+    truth = torch.autograd.grad(exact, exact_tensors, grad)
+    for x, y, z in zip(ours, theirs, truth, strict=True):
+        assert x.isfinite().all()
+        allowed = 2 * (y.double() - z).norm() + 16 * unit * z.norm() + 1e-4
+        assert (x.double() - z).norm() <= allowed
+
+
+# Agreement with the definition
+
+
+@every_case
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "flash", "triton"])
+def test_row_statistics(case, implementation):
+    assert_statistics_fit(case, torch.float32, "cpu", implementation)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "dtype"),
+    [
+        ("chunked", torch.bfloat16),
+        ("chunked", torch.float16),
+        ("flash", torch.bfloat16),
+        ("flash", torch.float16),
+        ("triton", torch.float16),  # the interpreter's bf16 products are wrong; a GPU's are not
+    ],
+)
+def test_row_statistics_in_half_precision(implementation, dtype):
+    assert_statistics_fit(CASES["causal"], dtype, "cpu", implementation)
+
+
+@every_case
+@every_policy
+def test_attention(case, policy):
+    assert_attention_fits(case, torch.float32, "cpu", policy)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["causal", "grouped", "softcap", "mask"])
+def test_attention_in_half_precision(name, dtype):
+    assert_attention_fits(CASES[name], dtype, "cpu", PAPER)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "flash"])
+@pytest.mark.parametrize("name", ["causal", "everything"])
+def test_gradient_of_the_statistics_in_float64(name, implementation):
+    case = CASES[name]
+    query, key, _ = case.tensors(torch.float64, "cpu")
+    query, key = (x[:1, :, :5].detach().requires_grad_() for x in (query, key))
+
+    def entropy(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        statistics = row_statistics(
+            query, key, implementation=implementation, is_causal=True, softcap=softcap
+        )
+        return statistics.entropy, statistics.lse
+
+    softcap = case.settings.get("softcap")
+    if implementation == "flash" and softcap:
+        with pytest.raises(NotImplementedError, match="cannot apply a softcap"):
+            entropy(query, key)
+    else:
+        assert torch.autograd.gradcheck(entropy, (query, key))
+
+
+@every_policy
+def test_gradient_through_the_policy_in_float64(policy):
+    case = Case(heads=2, key_heads=1, queries=4, keys=6, width=3, value_width=2)
+    tensors = case.tensors(torch.float64, "cpu")
+    assert torch.autograd.gradcheck(
+        lambda *x: attention(*x, policy=policy, is_causal=True), tensors
+    )
+
+
+def test_chunks_do_not_change_the_result(monkeypatch):
+    case = CASES["everything"]
+    query, key, value = case.tensors(torch.float32, "cpu")
+    whole = attention(query, key, value, **case.arguments("cpu"))
+    monkeypatch.setattr("sharpmax.torch.scores.CHUNK_ELEMENTS", 700)
+    parts = attention(query, key, value, **case.arguments("cpu"))
+    torch.testing.assert_close(parts, whole)
+    statistics = row_statistics(query, key, implementation="chunked", **case.arguments("cpu"))
+    reference = row_statistics(query, key, implementation="reference", **case.arguments("cpu"))
+    torch.testing.assert_close(statistics, reference)
+
+
+# Special cases
+
+
+@pytest.mark.parametrize("name", ["all keys", "causal", "grouped", "other value width"])
+def test_fixed_one_is_sdpa(name):
+    case = CASES[name]
+    query, key, value = case.tensors(torch.float32, "cpu")
+    expected = scaled_dot_product_attention(
+        query, key, value, is_causal=case.settings.get("is_causal", False), enable_gqa=True
+    )
+    out = attention(query, key, value, policy=Fixed(1.0), **case.arguments("cpu"))
+    torch.testing.assert_close(out, expected)
+
+
+def test_a_query_that_sees_nothing_gives_zeros():
+    query, key, value = CASES["all keys"].tensors(torch.float32, "cpu")
+    mask = torch.ones(37, 37, dtype=torch.bool)
+    mask[3] = False
+    out, statistics = attention(query, key, value, mask=mask, return_statistics=True)
+    assert (out[:, :, 3] == 0).all()
+    assert (statistics.entropy[:, :, 3] == 0).all()
+    assert (statistics.length[:, :, 3] == 0).all()
+    (grad,) = torch.autograd.grad((out**2).sum(), query)
+    assert (grad[:, :, 3] == 0).all()
+
+
+def test_no_batch_and_no_queries():
+    for batch, queries in ((0, 5), (2, 0)):
+        query = torch.zeros(batch, 4, queries, 8)
+        key = value = torch.zeros(batch, 2, 7, 8)
+        for policy in (PAPER, Fixed(2.0), EntropyCap(0.5)):
+            assert attention(query, key, value, policy=policy).shape == query.shape
+
+
+def test_policies_by_head():
+    case = CASES["grouped"]
+    query, key, value = case.tensors(torch.float32, "cpu")
+    betas = [1.0 + 0.2 * head for head in range(8)]
+    policy = PerHead(Fixed(1.0), {"beta": betas})
+    out = attention(query, key, value, policy=policy, is_causal=True)
+    for head, beta in enumerate(betas):
+        pair = key[:, head // 4, None], value[:, head // 4, None]
+        one = attention(query[:, head, None], *pair, policy=Fixed(beta), is_causal=True)
+        torch.testing.assert_close(out[:, head, None], one)
+
+
+def test_a_policy_that_reads_only_length_makes_no_statistics(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("a statistics pass was made")
+
+    module = importlib.import_module("sharpmax.torch.attention")
+    monkeypatch.setattr(module, "statistics_of", refuse)
+    query, key, value = CASES["causal"].tensors(torch.float32, "cpu")
+    for policy in (Fixed(2.0), LogLength(4, 0.5)):
+        attention(query, key, value, policy=policy, is_causal=True)
+    with pytest.raises(AssertionError, match="a statistics pass was made"):
+        attention(query, key, value, policy=PAPER, is_causal=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("policy", [PAPER, LogLength(4, 0.3)], ids=["entropy", "length"])
+def test_compiles(policy):
+    torch._dynamo.reset()
+    query, key, value = CASES["causal"].tensors(torch.float32, "cpu")
+    compiled = torch.compile(
+        lambda q, k, v: attention(q, k, v, policy=policy, is_causal=True), backend="aot_eager"
+    )
+    out = compiled(query, key, value)
+    torch.testing.assert_close(out, attention(query, key, value, policy=policy, is_causal=True))
+    out.sum().backward()
+    assert query.grad is not None
+
+
+# Bad input
+
+
+def test_bad_arguments_are_named():
+    query = key = value = torch.zeros(2, 4, 5, 8)
+    for message, error, call in [
+        ("query must have shape", ValueError, lambda: attention(query[0], key, value)),
+        ("key must be a torch.Tensor, got list", TypeError, lambda: attention(query, [], value)),
+        ("query must have a floating", TypeError, lambda: attention(query.int(), key, value)),
+        (
+            "key must have the dtype of query",
+            ValueError,
+            lambda: attention(query, key.half(), value),
+        ),
+        ("key must have the batch size", ValueError, lambda: attention(query, key[:1], value)),
+        ("key must have the width", ValueError, lambda: attention(query, key[..., :4], value)),
+        ("multiple of the 3 heads of key", ValueError, lambda: attention(query, key[:, :3], value)),
+        ("key must hold at least one", ValueError, lambda: attention(query, key[:, :, :0], value)),
+        ("value must have shape", ValueError, lambda: attention(query, key, value[:, :, :3])),
+        ("value must have the dtype", ValueError, lambda: attention(query, key, value.half())),
+        ("window must be at least 1", ValueError, lambda: attention(query, key, value, window=0)),
+        ("softcap must be above 0", ValueError, lambda: attention(query, key, value, softcap=0.0)),
+        ("mask must be a boolean", TypeError, lambda: attention(query, key, value, mask=query)),
+        (
+            "mask must broadcast to",
+            ValueError,
+            lambda: attention(query, key, value, mask=torch.ones(3, 5, dtype=torch.bool)),
+        ),
+        ("policy must be", TypeError, lambda: attention(query, key, value, policy=2.0)),
+        (
+            "implementation must be one of triton, flash, chunked, reference",
+            ValueError,
+            lambda: row_statistics(query, key, implementation="fast"),
+        ),
+        (
+            "the flash row statistics cannot apply a softcap",
+            NotImplementedError,
+            lambda: row_statistics(query, key, softcap=1.0, implementation="flash"),
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+
+
+# On a GPU
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("implementation", ["flash", "triton"])
+@pytest.mark.parametrize("case", (CASES | LARGE_CASES).values(), ids=(CASES | LARGE_CASES).keys())
+def test_row_statistics_on_a_gpu(case, implementation, dtype):
+    assert_statistics_fit(case, dtype, "cuda", implementation)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", (CASES | LARGE_CASES).values(), ids=(CASES | LARGE_CASES).keys())
+def test_attention_on_a_gpu(case, dtype):
+    assert_attention_fits(case, dtype, "cuda", PAPER)
