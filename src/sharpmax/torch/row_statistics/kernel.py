@@ -72,6 +72,39 @@ def _visible(
 
 
 @triton.jit
+def _keys_seen(
+    start,
+    queries,
+    keys,
+    window,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return the range of keys that any query of the tile at `start` can see."""
+    offset = keys - queries
+    low = 0
+    high = keys
+    if CAUSAL:
+        high = tl.maximum(tl.minimum(keys, start + BLOCK_M + offset), 0)
+    if WINDOW:
+        low = tl.maximum(start + offset - window + 1, 0) // BLOCK_N * BLOCK_N
+        high = tl.minimum(high, tl.maximum(start + BLOCK_M - 1 + offset + window, 0))
+    return low, high
+
+
+@triton.jit
+def _joined(m, l, u, new, z):
+    """Return m, l and u with a tile of logits z, below their new maximum, added."""
+    p = tl.exp2(z)
+    fade = tl.exp2(m - new)
+    u = fade * (u + (m - new) * l) + tl.sum(p * z, 1)
+    l = fade * l + tl.sum(p, 1)
+    return new, l, u
+
+
+@triton.jit
 def _forward_kernel(
     q,
     k,
@@ -121,13 +154,7 @@ def _forward_kernel(
         other=0.0,
     )
 
-    low = 0
-    high = keys
-    if CAUSAL:
-        high = tl.maximum(tl.minimum(keys, start + BLOCK_M + offset), 0)
-    if WINDOW:
-        low = tl.maximum(start + offset - window + 1, 0) // BLOCK_N * BLOCK_N
-        high = tl.minimum(high, tl.maximum(start + BLOCK_M - 1 + offset + window, 0))
+    low, high = _keys_seen(start, queries, keys, window, CAUSAL, WINDOW, BLOCK_M, BLOCK_N)
     # Up to here every query of the tile sees every key.
     whole = low
     if not (WINDOW or MASK):
@@ -152,11 +179,7 @@ def _forward_kernel(
         else:
             new = tl.maximum(m, tl.max(x, 1) * (scale * LOG2_E))
             z = x * (scale * LOG2_E) - new[:, None]
-        p = tl.exp2(z)
-        fade = tl.exp2(m - new)
-        u = fade * (u + (m - new) * l) + tl.sum(p * z, 1)
-        l = fade * l + tl.sum(p, 1)
-        m = new
+        m, l, u = _joined(m, l, u, new, z)
     for first in tl.range(whole, high, BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
         keys_tile = tl.load(
@@ -185,11 +208,7 @@ def _forward_kernel(
         x = tl.where(visible, x, 2 * FAR_BELOW)
         new = tl.maximum(m, tl.max(x, 1))
         z = x - new[:, None]
-        p = tl.exp2(z)
-        fade = tl.exp2(m - new)
-        u = fade * (u + (m - new) * l) + tl.sum(p * z, 1)
-        l = fade * l + tl.sum(p, 1)
-        m = new
+        m, l, u = _joined(m, l, u, new, z)
 
     nothing = l == 0
     l = tl.where(nothing, 1.0, l)
@@ -265,7 +284,6 @@ def _grad_query_kernel(
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     batch = tl.program_id(1) // heads
     head = tl.program_id(1) % heads
-    offset = keys - queries
     q += batch.to(tl.int64) * q_b + head.to(tl.int64) * q_h
     k += batch.to(tl.int64) * k_b + (head // GROUP).to(tl.int64) * k_h
     mask += batch.to(tl.int64) * mask_b + head.to(tl.int64) * mask_h
@@ -277,13 +295,7 @@ def _grad_query_kernel(
     row_lse, mean, row_grad_lse, row_grad_entropy = _row_values(
         lse, entropy, grad_lse, grad_entropy, out, rows < queries
     )
-    low = 0
-    high = keys
-    if CAUSAL:
-        high = tl.maximum(tl.minimum(keys, start + BLOCK_M + offset), 0)
-    if WINDOW:
-        low = tl.maximum(start + offset - window + 1, 0) // BLOCK_N * BLOCK_N
-        high = tl.minimum(high, tl.maximum(start + BLOCK_M - 1 + offset + window, 0))
+    low, high = _keys_seen(start, queries, keys, window, CAUSAL, WINDOW, BLOCK_M, BLOCK_N)
     grad = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for first in tl.range(low, high, BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
