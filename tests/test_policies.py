@@ -220,6 +220,8 @@ def test_a_layer_of_trained_settings():
         (lambda: Policy.from_dict({"policy": "Fixed", "b": 1}), "Fixed cannot be made from"),
         (lambda: Policy.from_dict({"policy": "Fixed", "beta": "two"}), "beta must be a number"),
         (lambda: Policy.from_dict({"policy": "Fixed", "beta": True}), "beta must be a number"),
+        (lambda: Policy.from_dict({"policy": "Fixed", "beta": [1, 2]}), "beta must be a number"),
+        (lambda: Policy.from_dict({"policy": "Fixed", "beta": 10**400}), "a finite number"),
         (lambda: Policy.from_dict({"policy": "Polynomial", "coefficients": "no"}), "a sequence"),
         (lambda: Policy.from_dict({"policy": "Polynomial", "coefficients": 3}), "a sequence"),
         (lambda: Policy.from_dict({"policy": ["Fixed"]}), "policy must be one of"),

@@ -60,7 +60,7 @@ def require_floating(array: Array, name: str) -> None:
 
 def require_mask(array: Array, name: str, like: Array) -> Array:
     """Return a boolean mask in the shape of `like`, or raise an error that names the argument."""
-    if not is_array(array) or is_torch(array) != is_torch(like):
+    if not is_array(array) or is_torch(array) != is_torch(like) or hasattr(array, "filled"):
         raise TypeError(f"{name} must be a boolean array of the same framework, got {_kind(array)}")
     xp, shape = namespace(like), tuple(like.shape)
     if not xp.isdtype(array.dtype, "bool"):

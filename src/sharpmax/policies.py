@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -24,24 +25,17 @@ def _require_numbers(policy: Policy, *names: str, above: float = -math.inf) -> N
     Arrays pass as they are: they may be in training, or traced.
     """
     for name in names:
-        value = getattr(policy, name)
-        if isinstance(value, tuple):
-            for item in value:
-                _require_number(name, item, above)
-        else:
-            object.__setattr__(policy, name, _require_number(name, value, above))
+        object.__setattr__(policy, name, _require_number(name, getattr(policy, name), above))
 
 
-def _require_number(name: str, value: Number, above: float) -> Number:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not above < value < math.inf:
-            limit = "" if above == -math.inf else f" above {above:g}"
-            raise ValueError(f"{name} must be a finite number{limit}, got {value}")
-        return float(value)
-    if isinstance(value, bool) or not is_array(value):
+def _require_number(name: str, value: Number, above: float = -math.inf) -> Number:
+    if not isinstance(value, int | float) and is_numpy(value) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, bool) or not (isinstance(value, int | float) or is_array(value)):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if is_numpy(value) and value.ndim == 0:
-        return _require_number(name, value.item(), above)
+    if isinstance(value, int | float) and not above < value < sys.float_info.max:
+        limit = "" if above == -math.inf else f" above {above:g}"
+        raise ValueError(f"{name} must be a finite number{limit}, got {value}")
     return value
 
 
@@ -91,7 +85,9 @@ class Polynomial(Policy):
         object.__setattr__(self, "coefficients", tuple(self.coefficients))
         if not self.coefficients:
             raise ValueError("coefficients must not be empty")
-        _require_numbers(self, "coefficients", "threshold")
+        for coefficient in self.coefficients:
+            _require_number("coefficients", coefficient)
+        _require_numbers(self, "threshold")
         _require_numbers(self, "minimum", above=0)
         if self.beyond not in ("evaluate", "hold"):
             raise ValueError(f'beyond must be "evaluate" or "hold", got {self.beyond!r}')

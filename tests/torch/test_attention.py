@@ -334,6 +334,54 @@ def test_compiles(policy):
     assert query.grad is not None
 
 
+def test_a_beta_of_any_shape_in_chunks(monkeypatch):
+    monkeypatch.setattr("sharpmax.torch.scores.CHUNK_ELEMENTS", 300)
+    query, key, value = CASES["causal"].tensors(torch.float32, "cpu")
+    for beta, policy in [
+        (torch.tensor([1.0, 2.0])[:, None], PerHead(Fixed(1.0), {"beta": [1.0, 2.0]})),
+        (torch.tensor(2.0), Fixed(torch.tensor(2.0))),
+    ]:
+        out = attention(query, key, value, policy=policy, is_causal=True, window=50)
+        whole = attention(query * beta[..., None], key, value, policy=Fixed(1.0), is_causal=True)
+        torch.testing.assert_close(out, whole)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+@pytest.mark.parametrize("policy", [PAPER, Fixed(1.0)], ids=["entropy", "fixed"])
+def test_a_scale_that_is_not_positive(scale, policy):
+    case = Case(settings={"scale": scale, **causal})
+    assert_attention_fits(case, torch.float32, "cpu", policy)
+
+
+def test_a_policy_that_reads_the_maximum_gets_it():
+    @dataclass(frozen=True)
+    class ByLargestWeight(sharpmax.Policy):
+        reads = frozenset({"max", "lse"})
+
+        def __call__(self, rows):
+            return 1 + 0.3 * (rows.lse - rows.max)
+
+    assert_attention_fits(CASES["causal"], torch.float32, "cpu", ByLargestWeight())
+    query, key, value = CASES["causal"].tensors(torch.float32, "cpu")
+    with pytest.raises(NotImplementedError, match="cannot tell the rows' maximum"):
+        attention(query, key, value, policy=ByLargestWeight(), implementation="flash")
+
+
+def test_a_negative_beta_is_uniform_with_and_without_a_mask():
+    query, key, value = CASES["all keys"].tensors(torch.float32, "cpu")
+    policy = LogLength(1, slope=-5.0)
+    mask = torch.ones(37, 37, dtype=torch.bool)
+    for arguments in ({}, {"mask": mask}):
+        out = attention(query, key, value, policy=policy, **arguments)
+        torch.testing.assert_close(out, value.mean(2, keepdim=True).expand_as(out))
+
+
+def test_entropy_is_never_negative_on_large_logits():
+    generator = torch.Generator().manual_seed(0)
+    query, key = (30 * torch.randn(1, 1, 64, 64, generator=generator) for _ in range(2))
+    assert (row_statistics(query, key).entropy >= 0).all()
+
+
 # Bad input
 
 
@@ -354,8 +402,24 @@ def test_bad_arguments_are_named():
         ("key must hold at least one", ValueError, lambda: attention(query, key[:, :, :0], value)),
         ("value must have shape", ValueError, lambda: attention(query, key, value[:, :, :3])),
         ("value must have the dtype", ValueError, lambda: attention(query, key, value.half())),
-        ("window must be at least 1", ValueError, lambda: attention(query, key, value, window=0)),
-        ("softcap must be above 0", ValueError, lambda: attention(query, key, value, softcap=0.0)),
+        ("window must be", ValueError, lambda: attention(query, key, value, window=0)),
+        ("softcap must be", ValueError, lambda: attention(query, key, value, softcap=math.inf)),
+        (
+            "scale must be a finite",
+            ValueError,
+            lambda: attention(query, key, value, scale=math.nan),
+        ),
+        ("window must be a whole", ValueError, lambda: attention(query, key, value, window=2.5)),
+        (
+            "query must have a width",
+            ValueError,
+            lambda: attention(query[..., :0], key[..., :0], value),
+        ),
+        (
+            "implementation must be",
+            ValueError,
+            lambda: attention(query, key, value, policy=Fixed(2.0), implementation="x"),
+        ),
         ("mask must be a boolean", TypeError, lambda: attention(query, key, value, mask=query)),
         (
             "mask must broadcast to",

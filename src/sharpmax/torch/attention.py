@@ -10,7 +10,7 @@ from torch import Tensor
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy
 from sharpmax.statistics import RowStatistics
-from sharpmax.torch.row_statistics import statistics_of
+from sharpmax.torch.row_statistics import require_implementation, statistics_of
 from sharpmax.torch.scores import Scores, require_alike
 from sharpmax.torch.tempered import attend, attend_by_chunks
 
@@ -31,8 +31,10 @@ def attention(
 ) -> Tensor | tuple[Tensor, RowStatistics]:
     """Return softmax(β·logits)·value, with β chosen for every row by `policy`.
 
-    A drop-in for `torch.nn.functional.scaled_dot_product_attention`, in memory linear in the
-    length, differentiable also through the policy.
+    Takes query, key and value as `torch.nn.functional.scaled_dot_product_attention` does, in
+    memory linear in the length, and is differentiable also through the policy. With as many
+    keys as queries, `Fixed(1.0)` gives the same result; with more, a causal query here sees the
+    keys up to its own place counted from the end, where PyTorch counts from the start.
 
     Args:
         query: Of shape (batch, heads, queries, width).
@@ -63,9 +65,10 @@ def attention(
         scale=scale,
     )
     _require_value(value, scores)
+    require_implementation(implementation)
     chooses_from_rows = "entropy_at" in policy.reads
     if return_statistics or not (chooses_from_rows or policy.reads <= {"length"}):
-        statistics = statistics_of(scores, implementation)
+        statistics = statistics_of(scores, implementation, policy.reads)
     else:
         length = scores.lengths()
         unknown = torch.full_like(length, math.nan)

@@ -75,10 +75,14 @@ class Scores:
             )
         if key.shape[2] == 0:
             raise ValueError("key must hold at least one key, got none")
-        if window is not None and window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
-        if softcap is not None and not softcap > 0:
-            raise ValueError(f"softcap must be above 0, got {softcap}")
+        if query.shape[-1] == 0:
+            raise ValueError("query must have a width of at least 1, got 0")
+        if window is not None and (not isinstance(window, int) or window < 1):
+            raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
+        if softcap is not None and not 0 < softcap < math.inf:
+            raise ValueError(f"softcap must be a finite number above 0, got {softcap}")
+        if scale is not None and not math.isfinite(scale):
+            raise ValueError(f"scale must be a finite number, got {scale}")
         scores = cls(
             query,
             key,

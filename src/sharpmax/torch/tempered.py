@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from sharpmax.rows import LogitRows
+from sharpmax.rows import SMALLEST_BETA, LogitRows
 from sharpmax.torch.checkpoint import checkpointed
 
 if TYPE_CHECKING:
@@ -32,8 +32,13 @@ FASTEST_FIRST = [
 
 
 def attend(scores: Scores, value: Tensor, beta: Tensor | float) -> Tensor:
-    """Return softmax(β·logits)·value, with β a number or an entry for every row."""
-    if scores.softcap is None and (scores.sees_all or scores.is_square_causal):
+    """Return softmax(β·logits)·value, with β a number or an array that broadcasts to the rows."""
+    if isinstance(beta, int | float):
+        beta = max(beta, SMALLEST_BETA)
+    else:
+        beta = beta.clamp(min=SMALLEST_BETA).expand(scores.shape)
+    plain = scores.softcap is None and scores.scale > 0
+    if plain and (scores.sees_all or scores.is_square_causal):
         return _by_sdpa(scores, value, beta)
 
     def chosen(rows: LogitRows, queries: slice) -> Tensor | float:

@@ -73,19 +73,28 @@ def row_statistics(
     return statistics_of(scores, implementation)
 
 
-def statistics_of(scores: Scores, implementation: str | None = None) -> RowStatistics:
-    """Return the row statistics of checked arguments."""
-    if implementation is None:
-        names = FASTEST_FIRST.get(scores.query.device.type, ("flash", "chunked"))
-        modules = (IMPLEMENTATIONS[name] for name in names)
-        fastest = next(module for module in modules if module.refusal(scores) is None)
-        return fastest.row_statistics(scores)
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"implementation must be one of {', '.join(IMPLEMENTATIONS)} or None, "
-            f"got {implementation!r}"
-        )
-    module = IMPLEMENTATIONS[implementation]
-    if reason := module.refusal(scores):
-        raise NotImplementedError(f"the {implementation} row statistics {reason}")
-    return module.row_statistics(scores)
+def statistics_of(
+    scores: Scores, implementation: str | None = None, reads: frozenset[str] = frozenset()
+) -> RowStatistics:
+    """Return the row statistics of checked arguments, among them those that a policy reads."""
+    require_implementation(implementation)
+    if implementation is not None:
+        if reason := _refusal(implementation, scores, reads):
+            raise NotImplementedError(f"the {implementation} row statistics {reason}")
+        return IMPLEMENTATIONS[implementation].row_statistics(scores)
+    names = FASTEST_FIRST.get(scores.query.device.type, ("flash", "chunked"))
+    fastest = next(name for name in names if _refusal(name, scores, reads) is None)
+    return IMPLEMENTATIONS[fastest].row_statistics(scores)
+
+
+def require_implementation(name: str | None) -> None:
+    """Raise a ValueError unless `name` is one of the implementations, or None."""
+    if name is not None and name not in IMPLEMENTATIONS:
+        known = ", ".join(IMPLEMENTATIONS)
+        raise ValueError(f"implementation must be one of {known} or None, got {name!r}")
+
+
+def _refusal(name: str, scores: Scores, reads: frozenset[str]) -> str | None:
+    if name == "flash" and "max" in reads:
+        return "cannot tell the rows' maximum, which the policy reads"
+    return IMPLEMENTATIONS[name].refusal(scores)
