@@ -139,9 +139,8 @@ def move_axis(array: Array, source: int, destination: int) -> Array:
 def concat_blocks(blocks: Iterable[Array], like: Array) -> Array:
     """Join blocks of rows into one array of the shape and dtype of `like`.
 
-    Each block is written to its place as it comes, so that only one is alive at a time;
-    where that would burden a recorded gradient, or the array cannot be written to, they
-    are joined at the end.
+    Each block is written to its place as it comes, so that only one is alive at a time. Where
+    a gradient is recorded, which would have to undo every write, they are joined at the end.
     """
     blocks = iter(blocks)
     first = next(blocks)
