@@ -92,6 +92,13 @@ def array_like(values: tuple[float, ...] | Array, like: Array) -> Array:
     return xp.asarray(values, dtype=like.dtype, device=device)
 
 
+def at_least(least: float, value: Array | float) -> Array | float:
+    """Return the larger of a bound and a number, or every number of an array."""
+    if isinstance(value, int | float):
+        return max(value, least)
+    return namespace(value).clip(value, min=least)
+
+
 def constant(array: Array) -> Array:
     """Return `array` as a constant that no gradient flows through."""
     if is_torch(array):

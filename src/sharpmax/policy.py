@@ -116,6 +116,15 @@ class Policy(ABC):
             raise ValueError(f"{path} is not a policy file: {error}") from None
 
 
+def require_policy(policy: object) -> None:
+    """Raise a TypeError unless `policy` is a policy."""
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            "policy must be a sharpmax.Policy such as sharpmax.PAPER or sharpmax.Fixed(2.0), "
+            f"got {policy!r}"
+        )
+
+
 def _to_plain(value: Any) -> Any:
     """Return `value` in JSON's terms."""
     if isinstance(value, Policy):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sharpmax.arrays import (
     Array,
+    at_least,
     computing_dtype,
     concat_blocks,
     constant,
@@ -126,10 +127,8 @@ class LogitRows:
         xp = namespace(self.logits)
         rows, length = self.logits.shape
         size = max(1, BLOCK_ELEMENTS // length if runs_eagerly_on_cpu(self.logits) else rows)
-        if isinstance(beta, int | float):
-            beta = max(beta, SMALLEST_BETA)
-        else:
-            beta = xp.clip(beta, min=SMALLEST_BETA)
+        beta = at_least(SMALLEST_BETA, beta)
+        if not isinstance(beta, int | float):
             beta = xp.reshape(xp.broadcast_to(beta, self.shape), (rows, 1))
         ceiling = None if size >= rows else hold_ceiling(self.logits[:size])
         for start in range(0, max(1, rows), size):

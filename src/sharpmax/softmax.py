@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sharpmax.policies import PAPER
-from sharpmax.policy import Policy
+from sharpmax.policy import Policy, require_policy
 from sharpmax.rows import LogitRows
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ def softmax(
             weight 0, as if they were not there; so do logits of −inf and of the dtype's most
             negative number. A row with nothing left is all zeros.
     """
-    if not isinstance(policy, Policy):
-        raise TypeError(
-            "policy must be a sharpmax.Policy such as sharpmax.PAPER or sharpmax.Fixed(2.0), "
-            f"got {policy!r}"
-        )
+    require_policy(policy)
     rows = LogitRows.of(logits, axis, where)
     return rows.softmax(policy(rows))

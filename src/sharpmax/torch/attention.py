@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.policies import PAPER
-from sharpmax.policy import Policy
+from sharpmax.policy import Policy, require_policy
 from sharpmax.statistics import RowStatistics
 from sharpmax.torch.row_statistics import require_implementation, statistics_of
 from sharpmax.torch.scores import Scores, require_alike
@@ -53,8 +53,7 @@ def attention(
         implementation: Of the row statistics; see `sharpmax.torch.row_statistics`.
         return_statistics: Whether to return the plain logits' `RowStatistics` as well.
     """
-    if not isinstance(policy, Policy):
-        raise TypeError(f"policy must be a sharpmax.Policy such as sharpmax.PAPER, got {policy!r}")
+    require_policy(policy)
     scores = Scores.of(
         query,
         key,

@@ -13,6 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from sharpmax.arrays import at_least
 from sharpmax.rows import SMALLEST_BETA, LogitRows
 from sharpmax.torch.checkpoint import checkpointed
 
@@ -33,10 +34,9 @@ FASTEST_FIRST = [
 
 def attend(scores: Scores, value: Tensor, beta: Tensor | float) -> Tensor:
     """Return softmax(β·logits)·value, with β a number or an array that broadcasts to the rows."""
-    if isinstance(beta, int | float):
-        beta = max(beta, SMALLEST_BETA)
-    else:
-        beta = beta.clamp(min=SMALLEST_BETA).expand(scores.shape)
+    beta = at_least(SMALLEST_BETA, beta)
+    if not isinstance(beta, int | float):
+        beta = beta.expand(scores.shape)
     plain = scores.softcap is None and scores.scale > 0
     if plain and (scores.sees_all or scores.is_square_causal):
         return _by_sdpa(scores, value, beta)

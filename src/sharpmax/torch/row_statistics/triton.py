@@ -1,6 +1,6 @@
 """Row statistics in one fused pass over the keys, by a Triton kernel of our own.
 
-The kernel itself is in `kernel.py`, which needs Triton; this module decides whether to take a
+The kernels themselves are in `kernel/`, which needs Triton; this module decides whether to take a
 call and connects the kernel to autograd.
 """
 
