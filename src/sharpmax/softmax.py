@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sharpmax.arrays import is_torch
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
 from sharpmax.rows import LogitRows
@@ -29,4 +30,10 @@ def softmax(
     """
     require_policy(policy)
     rows = LogitRows.of(logits, axis, where)
+    if is_torch(logits) and logits.is_cuda:
+        from sharpmax.torch.softmax import fused_softmax
+
+        weights = fused_softmax(rows, policy)
+        if weights is not None:
+            return weights
     return rows.softmax(policy(rows))

@@ -16,7 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sharpmax
 from sharpmax import HELD, PAPER, EntropyCap, Fixed, LogLength, PerHead, RowStatistics
+from sharpmax.rows import LogitRows
 from sharpmax.torch import attention, row_statistics
+from sharpmax.torch.scores import Scores
+from sharpmax.torch.tempered.fused import attend_by
 
 gpu = pytest.mark.gpu
 
@@ -184,6 +187,54 @@ def assert_attention_fits(case: Case, dtype: torch.dtype, device: str, policy: A
         assert (x.double() - z).norm() <= allowed
 
 
+def assert_tempered_fits(case: Case, dtype: torch.dtype, device: str, kernels: str) -> None:
+    """Attention at a given β by a fused kernel: value and gradients, by β too."""
+    tensors = case.tensors(dtype, device)
+    query, key, value = tensors
+    settings = {"is_causal": False, "mask": None, "window": None, "softcap": None, "scale": None}
+    scores = Scores.of(query, key, **settings | case.arguments(device))
+    generator = torch.Generator().manual_seed(2)
+    beta = 0.5 + 2 * torch.rand(scores.shape, generator=generator)
+    beta = beta.to(device).requires_grad_()
+    seen = visible(case).to(device)
+
+    def defined(query: Tensor, key: Tensor, value: Tensor, beta: Tensor) -> Tensor:
+        logits = materialised(case, query, key)
+        weights = LogitRows.of(logits, where=seen).softmax(beta.to(query.dtype))
+        return weights @ value.repeat_interleave(case.heads // case.key_heads, dim=1)
+
+    inputs = (*tensors, beta)
+    exact_inputs = [x.detach().double().requires_grad_() for x in inputs]
+    maximum = RowStatistics.from_logits(materialised(case, query, key).float(), where=seen).max
+    outs = [
+        attend_by(kernels, scores, value, beta, maximum.detach()),
+        defined(*inputs),
+        defined(*exact_inputs),
+    ]
+    grad = torch.randn(outs[2].shape, dtype=torch.float64).to(device)
+    unit = torch.finfo(dtype).eps
+    gradients = [
+        torch.autograd.grad(out.double(), leaves, grad)
+        for out, leaves in zip(outs, (inputs, inputs, exact_inputs), strict=True)
+    ]
+    for ours, theirs, truth in [outs, *zip(*gradients, strict=True)]:
+        assert ours.isfinite().all()
+        allowed = 2 * (theirs.double() - truth).norm() + 16 * unit * truth.norm() + 1e-4
+        assert (ours.double() - truth).norm() <= allowed
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    """Let fresh memory hold NaN, so that what a kernel leaves unwritten is seen."""
+    empty = torch.empty
+
+    def poisoned(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = empty(*args, **kwargs)
+        return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
 # Agreement with the definition
 
 
@@ -205,6 +256,15 @@ def test_row_statistics(case, implementation):
 )
 def test_row_statistics_in_half_precision(implementation, dtype):
     assert_statistics_fit(CASES["causal"], dtype, "cpu", implementation)
+
+
+@every_case
+def test_attention_at_a_given_beta(case):
+    assert_tempered_fits(case, torch.float32, "cpu", "triton")
+
+
+def test_attention_at_a_given_beta_in_half_precision():
+    assert_tempered_fits(CASES["everything"], torch.float16, "cpu", "triton")
 
 
 @every_case
@@ -312,7 +372,7 @@ def test_a_policy_that_reads_only_length_makes_no_statistics(monkeypatch):
         raise AssertionError("a statistics pass was made")
 
     module = importlib.import_module("sharpmax.torch.attention")
-    monkeypatch.setattr(module, "statistics_of", refuse)
+    monkeypatch.setattr(module, "chosen", refuse)
     query, key, value = CASES["causal"].tensors(torch.float32, "cpu")
     for policy in (Fixed(2.0), LogLength(4, 0.5)):
         attention(query, key, value, policy=policy, is_causal=True)
@@ -428,7 +488,7 @@ def test_bad_arguments_are_named():
         ),
         ("policy must be", TypeError, lambda: attention(query, key, value, policy=2.0)),
         (
-            "implementation must be one of triton, flash, chunked, reference",
+            "implementation must be one of hopper, triton, flash, chunked, reference",
             ValueError,
             lambda: row_statistics(query, key, implementation="fast"),
         ),
@@ -447,10 +507,37 @@ def test_bad_arguments_are_named():
 
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("implementation", ["flash", "triton"])
+@pytest.mark.parametrize("implementation", ["flash", "triton", "hopper"])
 @pytest.mark.parametrize("case", (CASES | LARGE_CASES).values(), ids=(CASES | LARGE_CASES).keys())
 def test_row_statistics_on_a_gpu(case, implementation, dtype):
     assert_statistics_fit(case, dtype, "cuda", implementation)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", (CASES | LARGE_CASES).values(), ids=(CASES | LARGE_CASES).keys())
+def test_attention_at_a_given_beta_on_a_gpu(case, dtype):
+    assert_tempered_fits(case, dtype, "cuda", "triton")
+
+
+PLAIN_CASES = {
+    name: case
+    for name, case in (CASES | LARGE_CASES).items()
+    if case.mask is None
+    and not {"window", "softcap"} & case.settings.keys()
+    and (case.queries == case.keys or not case.settings or case.queries == 1)
+    and max(case.width, case.value_width) <= 128
+    and case.width % 8 == case.value_width % 8 == 0
+}
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", PLAIN_CASES.values(), ids=PLAIN_CASES.keys())
+def test_attention_at_a_given_beta_on_hopper(case, dtype):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    assert_tempered_fits(case, dtype, "cuda", "hopper")
 
 
 @gpu

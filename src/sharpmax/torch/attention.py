@@ -10,9 +10,10 @@ from torch import Tensor
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
 from sharpmax.statistics import RowStatistics
-from sharpmax.torch.row_statistics import require_implementation, statistics_of
+from sharpmax.torch.row_statistics import IMPLEMENTATIONS, chosen, require_implementation
 from sharpmax.torch.scores import Scores, require_alike
-from sharpmax.torch.tempered import attend, attend_by_chunks
+from sharpmax.torch.tempered import attend
+from sharpmax.torch.tempered.chunked import attend_choosing
 
 
 def attention(
@@ -66,16 +67,19 @@ def attention(
     _require_value(value, scores)
     require_implementation(implementation)
     chooses_from_rows = "entropy_at" in policy.reads
+    maximum = None
     if return_statistics or not (chooses_from_rows or policy.reads <= {"length"}):
-        statistics = statistics_of(scores, implementation, policy.reads)
+        name = chosen(scores, implementation, policy.reads)
+        statistics = IMPLEMENTATIONS[name].row_statistics(scores)
+        maximum = None if name == "flash" else statistics.max
     else:
         length = scores.lengths()
         unknown = torch.full_like(length, math.nan)
         statistics = RowStatistics(unknown, unknown, unknown, length)
     if chooses_from_rows:
-        out = attend_by_chunks(scores, value, lambda rows, _: policy(rows))
+        out = attend_choosing(scores, value, lambda rows, _: policy(rows))
     else:
-        out = attend(scores, value, policy(statistics))
+        out = attend(scores, value, policy(statistics), maximum)
     return (out, statistics) if return_statistics else out
 
 

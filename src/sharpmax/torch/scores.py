@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,6 +132,11 @@ class Scores:
     def is_square_causal(self) -> bool:
         """Whether query i sees exactly the keys up to i, as many keys as queries."""
         return self.is_causal and self.offset == 0 and self.window is None and self.mask is None
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return what the fused operators take: query, key, mask and settings."""
+        settings = self.scale, self.is_causal, self.window, self.softcap
+        return self.query, self.key, self.mask, *settings
 
     def lengths(self) -> Tensor:
         """Return how many keys every query sees, in float32 or the query's float64."""

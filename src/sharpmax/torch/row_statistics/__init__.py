@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from sharpmax.torch.row_statistics import chunked, flash, reference, triton
+from sharpmax.torch.row_statistics import chunked, flash, hopper, reference, triton
 from sharpmax.torch.scores import Scores
 
 if TYPE_CHECKING:
@@ -28,13 +28,14 @@ class Implementation(Protocol):
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
+    "hopper": hopper,
     "triton": triton,
     "flash": flash,
     "chunked": chunked,
     "reference": reference,
 }
 
-FASTEST_FIRST = {"cuda": ("triton", "flash", "chunked")}
+FASTEST_FIRST = {"cuda": ("hopper", "triton", "flash", "chunked")}
 """By device; elsewhere flash and chunked. The last takes every call."""
 
 
@@ -55,11 +56,11 @@ def row_statistics(
     queries), in float32 (float64 for float64 queries), and are differentiable.
 
     Args:
-        implementation: "triton" (one fused pass, CUDA), "flash" (from a flash kernel's
-            log-sum-exp; it cannot tell the rows' maximum, which is NaN), "chunked" (a few
-            queries at a time, any device and any logits) or "reference" (all logits at once).
-            None chooses the fastest that can take the call; a named one takes it or raises
-            NotImplementedError with its reason.
+        implementation: "hopper" (one fused pass, Hopper GPUs, plain logits), "triton" (one
+            fused pass, CUDA), "flash" (from a flash kernel's log-sum-exp; it cannot tell the
+            rows' maximum, which is NaN), "chunked" (a few queries at a time, any device and any
+            logits) or "reference" (all logits at once). None chooses the fastest that can take
+            the call; a named one takes it or raises NotImplementedError with its reason.
     """
     scores = Scores.of(
         query,
@@ -70,21 +71,21 @@ def row_statistics(
         softcap=softcap,
         scale=scale,
     )
-    return statistics_of(scores, implementation)
+    name = chosen(scores, implementation)
+    return IMPLEMENTATIONS[name].row_statistics(scores)
 
 
-def statistics_of(
+def chosen(
     scores: Scores, implementation: str | None = None, reads: frozenset[str] = frozenset()
-) -> RowStatistics:
-    """Return the row statistics of checked arguments, among them those that a policy reads."""
+) -> str:
+    """Return the implementation asked for, or the fastest that tells what a policy reads."""
     require_implementation(implementation)
     if implementation is not None:
         if reason := _refusal(implementation, scores, reads):
             raise NotImplementedError(f"the {implementation} row statistics {reason}")
-        return IMPLEMENTATIONS[implementation].row_statistics(scores)
+        return implementation
     names = FASTEST_FIRST.get(scores.query.device.type, ("flash", "chunked"))
-    fastest = next(name for name in names if _refusal(name, scores, reads) is None)
-    return IMPLEMENTATIONS[fastest].row_statistics(scores)
+    return next(name for name in names if _refusal(name, scores, reads) is None)
 
 
 def require_implementation(name: str | None) -> None:

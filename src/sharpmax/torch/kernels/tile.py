@@ -1,4 +1,4 @@
-"""What the Triton kernels of the row statistics share: a tile of logits, and who sees what."""
+"""What the Triton kernels share: a tile of logits, and who sees what."""
 
 from __future__ import annotations
 
@@ -82,6 +82,29 @@ def keys_seen(
     if WINDOW:
         low = tl.maximum(start + offset - window + 1, 0) // BLOCK_N * BLOCK_N
         high = tl.minimum(high, tl.maximum(start + BLOCK_M - 1 + offset + window, 0))
+    return low, high
+
+
+@triton.jit
+def queries_seeing(
+    start,
+    queries,
+    keys,
+    window,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return the range of queries that can see any key of the tile at `start`."""
+    offset = keys - queries
+    low = 0
+    high = queries
+    if CAUSAL:
+        low = tl.maximum(start - offset, 0) // BLOCK_M * BLOCK_M
+    if WINDOW:
+        low = tl.maximum(low, tl.maximum(start - offset - window + 1, 0) // BLOCK_M * BLOCK_M)
+        high = tl.minimum(high, tl.maximum(start + BLOCK_N - 1 - offset + window, 0))
     return low, high
 
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sharpmax.torch.row_statistics.kernel.tile import (
+from sharpmax.torch.kernels.tile import (
     FAR_BELOW,
     FLOAT32_TILES,
     LOG2_E,
@@ -20,6 +20,7 @@ from sharpmax.torch.row_statistics.kernel.tile import (
     is_visible,
     kernel_arguments,
     keys_seen,
+    queries_seeing,
     softcapped,
 )
 
@@ -183,19 +184,12 @@ def _grad_key_kernel(
     key_heads = heads // GROUP
     batch = tl.program_id(1) // key_heads
     key_head = tl.program_id(1) % key_heads
-    offset = keys - queries
     columns = start + tl.arange(0, BLOCK_N)
     width = tl.arange(0, BLOCK_D)
     inside = (columns[:, None] < keys) & (width[None, :] < WIDTH)
     k += batch.to(tl.int64) * k_b + key_head.to(tl.int64) * k_h
     tile = tl.load(k + columns[:, None].to(tl.int64) * k_l + width[None, :], mask=inside, other=0.0)
-    low = 0
-    high = queries
-    if CAUSAL:
-        low = tl.maximum(start - offset, 0) // BLOCK_M * BLOCK_M
-    if WINDOW:
-        low = tl.maximum(low, tl.maximum(start - offset - window + 1, 0) // BLOCK_M * BLOCK_M)
-        high = tl.minimum(high, tl.maximum(start + BLOCK_N - 1 - offset + window, 0))
+    low, high = queries_seeing(start, queries, keys, window, CAUSAL, WINDOW, BLOCK_M, BLOCK_N)
     grad = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for member in tl.static_range(GROUP):
         head = key_head * GROUP + member
@@ -245,7 +239,7 @@ def _grad_key_kernel(
     tl.store(grad_k + at, (grad * scale).to(grad_k.dtype.element_ty), mask=inside)
 
 
-def backward(
+def statistics_backward(
     scores: Scores, lse: Tensor, entropy: Tensor, grad_lse: Tensor, grad_entropy: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients by the query and the key."""

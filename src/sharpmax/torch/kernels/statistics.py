@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sharpmax.torch.row_statistics.kernel.tile import (
+from sharpmax.torch.kernels.tile import (
     FAR_BELOW,
     FLOAT32_TILES,
     LN_2,
@@ -158,7 +158,7 @@ def _forward_kernel(
     tl.store(entropy + out, (tl.log2(l) - u / l) * LN_2, mask=inside)
 
 
-def forward(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+def statistics(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
     """Return the maximum, the log-sum-exp and the entropy of every row."""
     maximum, lse, entropy = (
         torch.empty(scores.shape, dtype=torch.float32, device=scores.query.device) for _ in range(3)

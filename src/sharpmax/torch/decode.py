@@ -1,0 +1,129 @@
+"""Attention of a few queries over a long cache, as when a model writes one token after another.
+
+Where a whole prompt is bound by arithmetic, one query is bound by the bytes of the keys and
+values, and there are few rows: their logits can be written down. So β costs no second reading
+of the keys, and rows that β makes sharp need only some of the values. The kernels themselves
+are in `kernels/decode.py`, which needs Triton; this module decides whether to take a call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from sharpmax.arrays import at_least
+from sharpmax.rows import SMALLEST_BETA
+from sharpmax.statistics import RowStatistics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sharpmax.policy import Policy
+    from sharpmax.torch.scores import Scores
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+LARGEST_WIDTH = 256
+
+MOST_ROWS = {torch.float32: 16, torch.float16: 64, torch.bfloat16: 64}
+"""The most rows that share their keys (queries times the heads to a key head), by dtype."""
+
+
+def refusal(scores: Scores, value: Tensor) -> str | None:
+    """Tell why the kernels cannot take the call, or None."""
+    query, key = scores.query, scores.key
+    if not HAS_TRITON:
+        return "need Triton, which is not installed"
+    if torch.compiler.is_compiling():
+        return "cannot be traced by torch.compile"
+    if query.device.type != "cuda" and not _interpreted():
+        return f"need a CUDA device, got {query.device.type}"
+    if query.dtype not in MOST_ROWS:
+        return f"have no kernel for {query.dtype}"
+    width = max(query.shape[-1], value.shape[-1])
+    if width > LARGEST_WIDTH:
+        return f"take widths up to {LARGEST_WIDTH}, got {width}"
+    if query.numel() == 0 or value.numel() == 0:
+        return "need at least one query, and values of a width of at least 1"
+    rows = query.shape[1] // key.shape[1] * query.shape[2]
+    most = MOST_ROWS[query.dtype]
+    if rows > most:
+        return f"take up to {most} queries times heads to a key head, got {rows}"
+    if not scores.scale > 0:
+        return f"need a scale above 0, got {scores.scale}"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+        return "have no gradient, and one is wanted"
+    return None
+
+
+def decode(
+    scores: Scores, value: Tensor, policy: Policy, lost: float = 1e-6
+) -> tuple[Tensor, RowStatistics]:
+    """Return softmax(β·logits)·value and the statistics of the plain logits.
+
+    The call must be one that `refusal` lets pass.
+
+    Args:
+        scores: The logits of the queries.
+        value: Of shape (batch, key heads, keys, value width).
+        policy: Chooses β; it may read anything but the rows themselves ("entropy_at").
+        lost: The most of a row's weight that may be left out, below 1. Relative to the row's
+            largest weight, a tile of keys is left out where each of its weights is below
+            lost / keys: together these are below `lost`, and the row's sum is at least 1. The
+            rest is normalised to 1, so the output moves by at most 2·lost·max|value|. With 0
+            nothing is left out.
+    """
+    from sharpmax.torch.kernels import decode as kernel
+    from sharpmax.torch.kernels.polynomial import polynomial_settings
+
+    if "entropy_at" in policy.reads:
+        raise NotImplementedError(
+            f"decoding does not keep the rows, which {type(policy).__name__} chooses β from"
+        )
+    if not 0 <= lost < 1:
+        raise ValueError(f"lost must be at least 0 and below 1, got {lost}")
+    length = _lengths(scores)
+
+    def choose(maximum: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:
+        beta = at_least(SMALLEST_BETA, policy(RowStatistics(maximum, lse, entropy, length)))
+        if isinstance(beta, int | float):
+            return torch.full_like(entropy, beta)
+        if beta.requires_grad:
+            raise NotImplementedError("decoding has no gradient, and the policy wants one")
+        chosen: Tensor = beta.to(entropy).expand(scores.shape).contiguous()
+        return chosen
+
+    out, *statistics = kernel.forward(
+        *_seen(scores, value), polynomial_settings(policy), choose, lost
+    )
+    return out, RowStatistics(*statistics, length)
+
+
+def _seen(scores: Scores, value: Tensor) -> tuple[Scores, Tensor]:
+    """Return the scores and values without the keys before all queries' windows.
+
+    The last query stands at the last key, so the positions stay what they were.
+    """
+    first = scores.keys_seen(slice(0, scores.shape[-1])).start
+    if first == 0:
+        return scores, value
+    mask = scores.mask
+    if mask is not None and mask.ndim > 0 and mask.shape[-1] > 1:
+        mask = mask[..., first:]
+    return replace(scores, key=scores.key[:, :, first:], mask=mask), value[:, :, first:]
+
+
+def _lengths(scores: Scores) -> Tensor:
+    """Return how many keys every query sees, by a single fill where that is all of them."""
+    if not scores.sees_all:
+        return scores.lengths()
+    keys, device = scores.key.shape[2], scores.query.device
+    return torch.full(scores.shape, keys, dtype=torch.float32, device=device)
+
+
+def _interpreted() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)

@@ -1,0 +1,196 @@
+"""The fused kernels as operators of PyTorch: opaque to torch.compile, with their gradients.
+
+`kernels` names who computes: "triton" takes every kind of logits, "hopper" the plain ones on a
+Hopper GPU. Triton is imported at the first call.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from sharpmax.torch.scores import Scores
+
+aten = torch.ops.aten
+
+
+@custom_op("sharpmax::row_statistics", mutates_args=())
+def row_statistics(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    is_causal: bool,
+    window: int | None,
+    softcap: float | None,
+    kernels: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the maximum, the log-sum-exp and the entropy of every row."""
+    scores = Scores(query, key, scale, is_causal, window, softcap, mask)
+    if kernels == "hopper":
+        from sharpmax.torch.kernels.hopper.statistics import statistics
+    else:
+        from sharpmax.torch.kernels.statistics import statistics
+    return statistics(scores)
+
+
+@row_statistics.register_fake
+def _(query: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    rows = query.new_empty(query.shape[:3], dtype=torch.float32)
+    return rows, torch.empty_like(rows), torch.empty_like(rows)
+
+
+@custom_op("sharpmax::row_statistics_backward", mutates_args=())
+def row_statistics_backward(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    is_causal: bool,
+    window: int | None,
+    softcap: float | None,
+    kernels: str,
+    lse: Tensor,
+    entropy: Tensor,
+    grad_lse: Tensor,
+    grad_entropy: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients by the query and the key."""
+    scores = Scores(query, key, scale, is_causal, window, softcap, mask)
+    if kernels == "hopper":
+        from sharpmax.torch.kernels.hopper.gradients import gradients
+    else:
+        from sharpmax.torch.kernels.statistics_backward import statistics_backward as gradients
+    return gradients(scores, lse, entropy, grad_lse, grad_entropy)
+
+
+@row_statistics_backward.register_fake
+def _(query: Tensor, key: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape)
+
+
+def _keep_statistics(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    query, key, mask, *ctx.settings = inputs
+    maximum, lse, entropy = output
+    ctx.save_for_backward(query, key, mask, lse, entropy)
+    ctx.mark_non_differentiable(maximum)
+
+
+def _backward_statistics(
+    ctx: Any, _: Tensor, grad_lse: Tensor, grad_entropy: Tensor
+) -> tuple[Tensor | None, ...]:
+    query, key, mask, lse, entropy = ctx.saved_tensors
+    gradients = row_statistics_backward(
+        query, key, mask, *ctx.settings, lse, entropy, grad_lse, grad_entropy
+    )
+    return *gradients, *[None] * 6
+
+
+row_statistics.register_autograd(_backward_statistics, setup_context=_keep_statistics)
+
+
+@custom_op("sharpmax::tempered", mutates_args=())
+def tempered(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    maximum: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    is_causal: bool,
+    window: int | None,
+    softcap: float | None,
+    kernels: str,
+) -> tuple[Tensor, Tensor]:
+    """Return softmax(β·logits)·value and the log-sum-exp of β·logits."""
+    scores = Scores(query, key, scale, is_causal, window, softcap, mask)
+    if kernels == "hopper":
+        from sharpmax.torch.kernels.hopper import tempered as hopper
+
+        assert maximum is not None
+        return hopper.tempered(scores, value, beta, maximum)
+    from sharpmax.torch.kernels import tempered as triton
+
+    return triton.tempered(scores, value, beta)
+
+
+@tempered.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    out = value.new_empty((*query.shape[:3], value.shape[3]))
+    return out, query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+@custom_op("sharpmax::tempered_backward", mutates_args=())
+def tempered_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    is_causal: bool,
+    window: int | None,
+    softcap: float | None,
+    kernels: str,
+    out: Tensor,
+    lse: Tensor,
+    grad_out: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients by the query, the key, the value and β."""
+    if kernels == "hopper":
+        from sharpmax.torch.kernels.scaling import unscaled
+
+        # cuDNN's own backward pass, of attention on β·q.
+        unused = torch.empty((), dtype=torch.int64, device=query.device)
+        grad_scaled, grad_key, grad_value = aten._scaled_dot_product_cudnn_attention_backward(
+            grad_out,
+            query * beta[..., None].to(query.dtype),
+            key,
+            value,
+            out,
+            lse[..., None],
+            unused,
+            unused,
+            None,
+            None,
+            None,
+            query.shape[2],
+            key.shape[2],
+            0.0,
+            is_causal,
+            scale=scale,
+        )
+        grad_query, grad_beta = unscaled(grad_scaled, query, beta)
+        return grad_query, grad_key, grad_value, grad_beta
+    from sharpmax.torch.kernels import tempered_backward as triton
+
+    scores = Scores(query, key, scale, is_causal, window, softcap, mask)
+    return triton.tempered_backward(scores, value, beta, out, lse, grad_out)
+
+
+@tempered_backward.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, beta: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_query, grad_key, grad_value, grad_beta = (
+        x.new_empty(x.shape) for x in (query, key, value, beta)
+    )
+    return grad_query, grad_key, grad_value, grad_beta
+
+
+def _keep_tempered(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    query, key, value, beta, _, mask, *ctx.settings = inputs
+    out, lse = output
+    ctx.save_for_backward(query, key, value, beta, mask, out, lse)
+    ctx.mark_non_differentiable(lse)
+
+
+def _backward_tempered(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, beta, mask, out, lse = ctx.saved_tensors
+    gradients = tempered_backward(query, key, value, beta, mask, *ctx.settings, out, lse, grad_out)
+    return *gradients, *[None] * 7
+
+
+tempered.register_autograd(_backward_tempered, setup_context=_keep_tempered)

@@ -1,0 +1,54 @@
+"""Row statistics by a kernel for Hopper GPUs, whose copies, products and exponentials overlap."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import TYPE_CHECKING
+
+import torch
+
+from sharpmax.statistics import RowStatistics
+from sharpmax.torch.operators import row_statistics as operator
+
+if TYPE_CHECKING:
+    from sharpmax.torch.scores import Scores
+
+LARGEST_WIDTH = 128
+
+
+def refusal(scores: Scores) -> str | None:
+    """Tell why the kernel cannot take the call, or None."""
+    if scores.query.device.type != "cuda" or not _has_kernels(scores.query.device):
+        return f"need a Hopper GPU and Triton with Gluon, got {scores.query.device}"
+    if scores.softcap is not None or scores.window is not None or scores.mask is not None:
+        return "take neither a softcap nor a window nor a mask"
+    if scores.query.dtype not in (torch.float16, torch.bfloat16):
+        return f"take float16 and bfloat16, got {scores.query.dtype}"
+    width = scores.query.shape[-1]
+    if width > LARGEST_WIDTH or width % 8:
+        return f"take widths up to {LARGEST_WIDTH} that are a multiple of 8, got {width}"
+    if scores.query.numel() == 0:
+        return "need at least one query"
+    if not scores.scale > 0:
+        return f"need a scale above 0, got {scores.scale}"
+    return None
+
+
+def row_statistics(scores: Scores) -> RowStatistics:
+    """Return the statistics by the kernel."""
+    maximum, lse, entropy = operator(*scores.arguments(), "hopper")
+    return RowStatistics(maximum, lse, entropy, scores.lengths())
+
+
+@functools.cache
+def _has_kernels(device: torch.device) -> bool:
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        importlib.import_module("sharpmax.torch.kernels.hopper.stream")
+    except ImportError:
+        return False
+    return True

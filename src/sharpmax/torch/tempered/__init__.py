@@ -1,0 +1,56 @@
+"""Attention at a given β per row: the second half of the corridor.
+
+Each implementation is a module with two functions: `refusal` tells why it cannot take a call,
+or None, and `attend` takes it. The first that can, does: `hopper` and `triton` are kernels of our
+own, `sdpa` is PyTorch's on β·q, and `chunked` takes everything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from sharpmax.arrays import at_least
+from sharpmax.rows import SMALLEST_BETA
+from sharpmax.torch.tempered import chunked, hopper, sdpa, triton
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sharpmax.torch.scores import Scores
+
+
+class Implementation(Protocol):
+    """What a module must offer to be one of the implementations."""
+
+    def refusal(
+        self, scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None
+    ) -> str | None:
+        """Tell why it cannot take the call, or None."""
+
+    def attend(
+        self, scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None
+    ) -> Tensor:
+        """Return softmax(β·logits)·value."""
+
+
+FASTEST_FIRST: tuple[Implementation, ...] = (hopper, sdpa, triton, chunked)
+
+
+def attend(
+    scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None = None
+) -> Tensor:
+    """Return softmax(β·logits)·value.
+
+    Args:
+        scores: How the logits are made.
+        value: Of shape (batch, key heads, keys, value width).
+        beta: A number, or an array that broadcasts to the rows.
+        maximum: The largest logit of every row, where known: it spares a kernel to find it.
+    """
+    beta = at_least(SMALLEST_BETA, beta)
+    if not isinstance(beta, int | float):
+        beta = beta.expand(scores.shape)
+    for implementation in FASTEST_FIRST:
+        if implementation.refusal(scores, value, beta, maximum) is None:
+            return implementation.attend(scores, value, beta, maximum)
+    raise AssertionError("chunked takes every call")

@@ -1,0 +1,28 @@
+"""The call of a fused kernel that `hopper` and `triton` share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from sharpmax.torch.operators import tempered
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sharpmax.torch.scores import Scores
+
+
+def attend_by(
+    kernels: str, scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None
+) -> Tensor:
+    """Attend by the kernels of this name."""
+    if isinstance(beta, int | float):
+        beta = torch.full(scores.shape, beta, dtype=torch.float32, device=value.device)
+    scores = replace(scores, is_causal=scores.is_causal and not scores.sees_all)
+    query, key, *settings = scores.arguments()
+    out: Tensor
+    out, _ = tempered(query, key, value, beta.float(), maximum, *settings, kernels)
+    return out

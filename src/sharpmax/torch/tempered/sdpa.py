@@ -1,0 +1,54 @@
+"""Attention at a given β by PyTorch's fastest kernel: β·(q·k) = (β·q)·k."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sharpmax.torch.scores import Scores
+
+FASTEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def refusal(
+    scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None
+) -> str | None:
+    """Tell why PyTorch's kernels cannot take the call, or None."""
+    del value, beta, maximum
+    if scores.softcap is not None:
+        return "cannot scale logits behind a softcap"
+    if not (scores.sees_all or scores.is_square_causal):
+        return "can only see all keys, or as many as there are queries causally"
+    if not scores.scale > 0:
+        return f"need a scale above 0, got {scores.scale}"
+    return None
+
+
+def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None) -> Tensor:
+    """Attend with β multiplied into the queries."""
+    del maximum
+    query = scores.query
+    if not isinstance(beta, int | float):
+        query = query * beta[..., None].to(query.dtype)
+    elif beta != 1:
+        query = query * beta
+    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+        out: Tensor = scaled_dot_product_attention(
+            query,
+            scores.key,
+            value,
+            is_causal=scores.is_square_causal,
+            scale=scores.scale,
+            enable_gqa=scores.query.shape[1] != scores.key.shape[1],
+        )
+    return out
