@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from sharpmax import (
     HELD,
     PAPER,
+    Detached,
     EntropyCap,
     Fixed,
     LogLength,
@@ -26,6 +27,7 @@ from sharpmax import (
 from sharpmax.rows import LogitRows
 
 POLICIES = [
+    Detached(PAPER),
     Fixed(2.0),
     PAPER,
     HELD,
@@ -54,8 +56,13 @@ class Watched:
     read: set[str]
 
     def __getattr__(self, name: str) -> Any:
+        value = getattr(self.rows, name)
         self.read.add(name)
-        return getattr(self.rows, name)
+        return value
+
+    def detached(self) -> "Watched":
+        self.read.add("detached")
+        return self
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(POLICIES.index(policy)))
@@ -281,3 +288,59 @@ def test_per_head_refuses_other_layouts():
         softmax(np.zeros((3, 5, 4)), policy)
     with pytest.raises(ValueError, match=r"for 2 heads needs rows of shape .* got \(3,\)"):
         softmax(np.zeros((3, 5)), policy)
+
+
+@dataclass(frozen=True)
+class ClimbedRows:
+    """Rows that tell their entropies by rungs, as attention's do, and count their passes."""
+
+    rows: LogitRows
+    passes: list[str]
+
+    def detached(self) -> "ClimbedRows":
+        return self
+
+    def ladder(self, beta: float = 1.0) -> Any:
+        self.passes.append("ladder")
+        rungs = [self.rows.entropy_at(beta * 2.0**rung)[0] for rung in range(5)]
+        return np.stack(rungs, axis=-1)
+
+    def entropy_at(self, beta: Any) -> Any:
+        self.passes.append("entropy_at")
+        return self.rows.entropy_at(beta)
+
+
+@pytest.mark.parametrize("kind", ["plain", "needle", "ties"])
+@pytest.mark.parametrize("nats", [0.1, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("spread", [0.3, 1.0, 10.0])
+def test_the_ladder_brings_entropy_within_a_hundredth_of_the_cap(kind, nats, spread):
+    logits = spread * np.random.default_rng(0).normal(size=(100, 3000))
+    if kind == "needle":
+        logits[:, 0] += 5 * spread
+    if kind == "ties":
+        logits[:, :3] = logits.max(axis=-1, keepdims=True)
+    rows = ClimbedRows(LogitRows.of(logits), [])
+    policy = EntropyCap(nats)
+    beta = policy(rows)
+    plain, _ = rows.rows.entropy_at(1.0)
+    least, _ = rows.rows.entropy_at(policy.maximum)
+    reached, _ = rows.rows.entropy_at(beta)
+    free, stuck = plain <= nats, least > nats
+    assert np.all(beta[free] == 1)
+    assert np.all(beta[stuck] == policy.maximum)
+    np.testing.assert_allclose(reached[~free & ~stuck], nats, rtol=0.01)
+    assert rows.passes.count("entropy_at") == 3
+    if not stuck.any() and beta.max() <= 16:
+        assert rows.passes.count("ladder") == 1
+
+
+def test_detached_is_the_same_beta_without_a_gradient():
+    logits = torch.randn(4, 30, dtype=torch.float64, requires_grad=True)
+    rows = LogitRows.of(logits)
+    assert torch.equal(Detached(PAPER)(rows), PAPER(rows))
+    assert not Detached(PAPER)(rows).requires_grad
+    assert Detached(Fixed(2.0))(rows) == 2.0
+    by_layer = PerHead(Fixed(1.0), {"beta": [[1.0, 2.0], [3.0, 4.0]]})
+    assert Detached(by_layer).layer(1) == Detached(by_layer.layer(1))
+    with pytest.raises(TypeError, match="base must be a policy"):
+        Detached(2.0)

@@ -6,7 +6,7 @@ arrays alike and imports none of them by itself.
 """
 
 from sharpmax.per_head import PerHead
-from sharpmax.policies import HELD, PAPER, EntropyCap, Fixed, LogLength, Polynomial
+from sharpmax.policies import HELD, PAPER, Detached, EntropyCap, Fixed, LogLength, Polynomial
 from sharpmax.policy import Policy
 from sharpmax.softmax import softmax
 from sharpmax.statistics import RowStatistics
@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HELD",
     "PAPER",
+    "Detached",
     "EntropyCap",
     "Fixed",
     "LogLength",

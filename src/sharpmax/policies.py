@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from sharpmax.arrays import Array, is_array, is_numpy, namespace
+from sharpmax.arrays import Array, constant, is_array, is_numpy, namespace
 from sharpmax.policy import Policy
 
 if TYPE_CHECKING:
@@ -148,7 +148,9 @@ class EntropyCap(Policy):
     Newton's method on ln H, safeguarded by bisection. Its gradient is that of the implicit
     function theorem. Where the top logits are so close together, or equal, that the entropy
     stays above the cap up to β = `maximum`, β is that. Finding the root takes some fifteen
-    passes over the rows.
+    passes over rows that are at hand. Rows that are made anew for every pass, as attention's
+    on a GPU, tell their entropies at β = 1, 2, 4, 8 and 16 in one, and four in all suffice for an
+    entropy within 1 % of the cap.
     """
 
     nats: Number
@@ -166,26 +168,89 @@ class EntropyCap(Policy):
     def __call__(self, rows: Rows) -> Array:
         """Return the root β of H(β) = nats, or 1 where the entropy is low enough already."""
         constants = rows.detached()
-        least, _ = constants.entropy_at(self.maximum)
-        plain, slope = constants.entropy_at(1.0)
+        climbs = hasattr(rows, "ladder")
+        plain, least, low, high, beta = (self._climb if climbs else self._start)(constants)
         xp = namespace(plain)
-        low, high = xp.ones_like(plain), xp.ones_like(plain) * self.maximum
-        beta, entropy = low, plain
-        for _ in range(self.steps):
+        for _ in range(2 if climbs else self.steps):
+            entropy, slope = constants.entropy_at(beta)
+            low = xp.where(entropy > self.nats, beta, low)
+            high = xp.where(entropy > self.nats, high, beta)
             falling = (entropy > 0) & (slope < 0)
             log_excess = xp.log(xp.where(falling, entropy, self.nats) / self.nats)
             newton = beta - log_excess * entropy / xp.where(falling, slope, -1.0)
             inside = falling & (newton >= low) & (newton <= high)
             beta = xp.where(inside, newton, xp.sqrt(low * high))
-            entropy, slope = constants.entropy_at(beta)
-            low = xp.where(entropy > self.nats, beta, low)
-            high = xp.where(entropy > self.nats, high, beta)
         # Newton's steps from the constant root: the value is the root again. The derivative of
         # the first is −(∂H/∂s)/(∂H/∂β), the implicit function theorem's; the second step makes
         # the second derivative right too.
-        for _ in range(2):
+        for _ in range(1 if climbs else 2):
             entropy, slope = rows.entropy_at(beta)
             step = (entropy - self.nats) / xp.where(slope < 0, slope, -math.inf)
             beta = beta - xp.where(abs(step) < beta, step, 0.0)
         beta = xp.where(plain > self.nats, beta, 1.0)
         return xp.where(least > self.nats, self.maximum, beta)
+
+    def _start(self, rows: Rows) -> tuple[Array, Array, Array, Array, Array]:
+        """Return H at β = 1 and at the largest β, these two as a bracket, and a first guess."""
+        plain, _ = rows.entropy_at(1.0)
+        least, _ = rows.entropy_at(self.maximum)
+        one = namespace(plain).ones_like(plain)
+        return plain, least, one, one * self.maximum, one
+
+    def _climb(self, rows: Rows) -> tuple[Array, Array, Array, Array, Array]:
+        """Return the same from the entropies at β = 1, 2, 4, 8, 16, and further where need be.
+
+        Between two rungs ln H is nearly linear in ln β: the guess is where that line meets the
+        cap, and one step of Newton's from there.
+        """
+        entropies = rows.ladder()
+        xp = namespace(entropies)
+        plain = entropies[..., 0]
+        low, high = xp.ones_like(plain), xp.ones_like(plain) * self.maximum
+        above, below = plain, xp.zeros_like(plain)
+        first = 1.0
+        while True:
+            for rung in range(entropies.shape[-1]):
+                beta, entropy = first * 2.0**rung, entropies[..., rung]
+                reached = (entropy <= self.nats) & (high == self.maximum)
+                high, below = xp.where(reached, beta, high), xp.where(reached, entropy, below)
+                low = xp.where(entropy > self.nats, beta, low)
+                above = xp.where(entropy > self.nats, entropy, above)
+            first = 2.0 * beta
+            if first > self.maximum or not bool(xp.any(entropies[..., -1] > self.nats)):
+                break
+            entropies = rows.ladder(first)
+        tiny = xp.finfo(plain.dtype).smallest_normal
+        fall = xp.log(above / xp.where(below > tiny, below, tiny))
+        share = xp.log(above / self.nats) / xp.where(fall > 0, fall, 1.0)
+        guess = low * (high / low) ** xp.clip(share, 0.0, 1.0)
+        return plain, xp.where(high == self.maximum, above, below), low, high, guess
+
+
+@dataclass(frozen=True)
+class Detached(Policy):
+    """Another policy's β as a constant, through which no gradient flows.
+
+    In training, the logits are then not drawn towards those that give another β, and the
+    backward pass of attention costs hardly more than that of plain attention.
+    """
+
+    base: Policy
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, Policy):
+            raise TypeError(f"base must be a policy, got {self.base!r}")
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What the base reads."""
+        return self.base.reads | {"detached"}
+
+    def layer(self, index: int) -> Policy:
+        """Return the policy of one layer."""
+        return Detached(self.base.layer(index))
+
+    def __call__(self, rows: Rows) -> Array | float:
+        """Return the base's β as a constant."""
+        beta = self.base(rows.detached())
+        return beta if isinstance(beta, int | float) else constant(beta)

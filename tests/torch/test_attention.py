@@ -6,7 +6,7 @@ Triton's kernels run under its interpreter where there is no GPU (see conftest.p
 
 import importlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ import sharpmax
 from sharpmax import HELD, PAPER, EntropyCap, Fixed, LogLength, PerHead, RowStatistics
 from sharpmax.rows import LogitRows
 from sharpmax.torch import attention, row_statistics
+from sharpmax.torch.attention_rows import AttentionRows
 from sharpmax.torch.scores import Scores
 from sharpmax.torch.tempered.fused import attend_by
 
@@ -261,6 +262,51 @@ def test_row_statistics_in_half_precision(implementation, dtype):
 @every_case
 def test_attention_at_a_given_beta(case):
     assert_tempered_fits(case, torch.float32, "cpu", "triton")
+
+
+def assert_rows_fit(case: Case, dtype: torch.dtype, device: str) -> None:
+    """Entropy at any β, by the ladder and by itself, and the β that brings it to a cap."""
+    query, key, _ = case.tensors(dtype, device)
+    settings = {"is_causal": False, "mask": None, "window": None, "softcap": None, "scale": None}
+    scores = Scores.of(query, key, **settings | case.arguments(device))
+    in_training = scores.softcap is None
+    rows = AttentionRows(scores if in_training else replace(scores, query=query.detach()))
+    rows = rows if in_training else AttentionRows(replace(rows.scores, key=key.detach()))
+    exact_query, exact_key = (x.detach().double().requires_grad_() for x in (query, key))
+    seen = visible(case).to(device)
+    exact = LogitRows.of(materialised(case, exact_query, exact_key), where=seen)
+    same = LogitRows.of(materialised(case, query, key), where=seen)
+    unit = 1e-5 if dtype == torch.float32 else 1e-3
+    beta = 0.5 + torch.rand(scores.shape, generator=torch.Generator().manual_seed(3)).to(device)
+    for rung, entropy in enumerate(rows.ladder(beta).unbind(-1)):
+        truth, _ = exact.entropy_at(2**rung * beta.double())
+        error = (same.entropy_at(2**rung * beta)[0] - truth).abs().max()
+        assert (entropy - truth).abs().max() <= 2 * error + 2**rung * unit
+    truth, slope = exact.entropy_at(beta.double())
+    ours, our_slope = rows.entropy_at(beta)
+    error = (same.entropy_at(beta)[1] - slope).abs().max()
+    assert (our_slope - slope).abs().max() <= 2 * error + 10 * unit
+    maximum = exact.max
+    assert torch.allclose(rows.maximum().double(), maximum, atol=100 * unit, rtol=unit)
+    cap = EntropyCap(0.8)
+    ours, truth = cap(rows), cap(exact)
+    reached, _ = exact.entropy_at(ours.double())
+    wanted, _ = exact.entropy_at(truth)
+    assert (reached - wanted).abs().max() <= 0.008 + 10 * unit
+    if in_training:
+        grad = torch.randn(scores.shape, generator=torch.Generator().manual_seed(4)).to(device)
+        free = (truth > 1) & (truth < 50)
+        grads = [
+            torch.autograd.grad(torch.where(free, b, 0).mul(grad).sum(), leaves)
+            for b, leaves in ((ours, (query, key)), (truth, (exact_query, exact_key)))
+        ]
+        for x, y in zip(*grads, strict=True):
+            assert (x.double() - y).norm() <= 0.05 * y.norm() + 1e-4
+
+
+@every_case
+def test_rows_made_anew(case):
+    assert_rows_fit(case, torch.float32, "cpu")
 
 
 def test_attention_at_a_given_beta_in_half_precision():

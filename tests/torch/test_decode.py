@@ -13,6 +13,7 @@ from torch import Tensor
 
 import sharpmax
 from sharpmax import HELD, PAPER, EntropyCap, Fixed, LogLength, PerHead, RowStatistics
+from sharpmax.torch import attention
 from sharpmax.torch import decode as decoding
 from sharpmax.torch.decode import MOST_ROWS, decode, refusal
 from sharpmax.torch.kernels import decode as kernel
@@ -186,6 +187,7 @@ def test_a_policy_may_give_one_number():
         reads = frozenset()
 
         def __call__(self, rows):
+            del rows
             return 2.0
 
     assert_fits(CASES["grouped"], torch.float32, AlwaysTwo())
@@ -331,7 +333,7 @@ def test_bad_arguments_are_named():
         decode(scores, value, EntropyCap(1.0))
     for lost in (-1e-6, 1.0, math.nan):
         with pytest.raises(ValueError, match="lost must be"):
-            decode(scores, value, PAPER, lost=lost)
+            attention(scores.query, scores.key, value, lost=lost)
     trained = LogLength(8.0, torch.tensor(0.4, device=DEVICE, requires_grad=True))
     with pytest.raises(NotImplementedError, match="the policy wants one"):
         decode(scores, value, trained)

@@ -10,6 +10,9 @@ from torch import Tensor
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
 from sharpmax.statistics import RowStatistics
+from sharpmax.torch import attention_rows, decode
+from sharpmax.torch.attention_rows import AttentionRows
+from sharpmax.torch.choice import choose, in_training
 from sharpmax.torch.row_statistics import IMPLEMENTATIONS, chosen, require_implementation
 from sharpmax.torch.scores import Scores, require_alike
 from sharpmax.torch.tempered import attend
@@ -29,6 +32,7 @@ def attention(
     scale: float | None = None,
     implementation: str | None = None,
     return_statistics: bool = False,
+    lost: float = 1e-6,
 ) -> Tensor | tuple[Tensor, RowStatistics]:
     """Return softmax(β·logits)·value, with β chosen for every row by `policy`.
 
@@ -53,6 +57,9 @@ def attention(
         scale: What the dot products are multiplied by; 1/√width if None.
         implementation: Of the row statistics; see `sharpmax.torch.row_statistics`.
         return_statistics: Whether to return the plain logits' `RowStatistics` as well.
+        lost: The most of a row's weight that may be left out where a few queries decode over a
+            long cache on a GPU, so that values without weight need not be read; the output
+            moves by at most 2·lost·max|value|. 0 leaves nothing out.
     """
     require_policy(policy)
     scores = Scores.of(
@@ -66,9 +73,28 @@ def attention(
     )
     _require_value(value, scores)
     require_implementation(implementation)
+    if not 0 <= lost < 1:
+        raise ValueError(f"lost must be at least 0 and below 1, got {lost}")
+    out, statistics = _sharpened(scores, value, policy, implementation, return_statistics, lost)
+    return (out, statistics) if return_statistics else out
+
+
+def _sharpened(
+    scores: Scores,
+    value: Tensor,
+    policy: Policy,
+    implementation: str | None,
+    return_statistics: bool,
+    lost: float,
+) -> tuple[Tensor, RowStatistics]:
+    """Go down the corridor; statistics that nobody reads are NaN."""
     chooses_from_rows = "entropy_at" in policy.reads
+    on_gpu = scores.query.device.type == "cuda"
+    if on_gpu and implementation is None and not (chooses_from_rows or in_training(policy)):
+        if decode.refusal(scores, value) is None:
+            return decode.decode(scores, value, policy, lost)
     maximum = None
-    if return_statistics or not (chooses_from_rows or policy.reads <= {"length"}):
+    if return_statistics or not (chooses_from_rows or policy.reads <= {"length", "detached"}):
         name = chosen(scores, implementation, policy.reads)
         statistics = IMPLEMENTATIONS[name].row_statistics(scores)
         maximum = None if name == "flash" else statistics.max
@@ -76,11 +102,12 @@ def attention(
         length = scores.lengths()
         unknown = torch.full_like(length, math.nan)
         statistics = RowStatistics(unknown, unknown, unknown, length)
-    if chooses_from_rows:
-        out = attend_choosing(scores, value, lambda rows, _: policy(rows))
-    else:
-        out = attend(scores, value, policy(statistics), maximum)
-    return (out, statistics) if return_statistics else out
+    if not chooses_from_rows:
+        return attend(scores, value, choose(policy, statistics), maximum), statistics
+    if on_gpu and attention_rows.refusal(scores) is None:
+        rows = AttentionRows(scores)
+        return attend(scores, value, policy(rows), rows.maximum()), statistics
+    return attend_choosing(scores, value, lambda rows, _: policy(rows)), statistics
 
 
 def _require_value(value: Tensor, scores: Scores) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sharpmax.arrays import at_least
+from sharpmax.policies import Detached
 from sharpmax.rows import SMALLEST_BETA
 from sharpmax.statistics import RowStatistics
 
@@ -82,9 +83,9 @@ def decode(
         raise NotImplementedError(
             f"decoding does not keep the rows, which {type(policy).__name__} chooses β from"
         )
-    if not 0 <= lost < 1:
-        raise ValueError(f"lost must be at least 0 and below 1, got {lost}")
-    length = _lengths(scores)
+    if isinstance(policy, Detached):
+        policy = policy.base
+    length = scores.lengths()
 
     def choose(maximum: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:
         beta = at_least(SMALLEST_BETA, policy(RowStatistics(maximum, lse, entropy, length)))
@@ -95,10 +96,10 @@ def decode(
         chosen: Tensor = beta.to(entropy).expand(scores.shape).contiguous()
         return chosen
 
-    out, *statistics = kernel.forward(
+    out, maximum, lse, entropy = kernel.decode(
         *_seen(scores, value), polynomial_settings(policy), choose, lost
     )
-    return out, RowStatistics(*statistics, length)
+    return out, RowStatistics(maximum, lse, entropy, length)
 
 
 def _seen(scores: Scores, value: Tensor) -> tuple[Scores, Tensor]:
@@ -113,14 +114,6 @@ def _seen(scores: Scores, value: Tensor) -> tuple[Scores, Tensor]:
     if mask is not None and mask.ndim > 0 and mask.shape[-1] > 1:
         mask = mask[..., first:]
     return replace(scores, key=scores.key[:, :, first:], mask=mask), value[:, :, first:]
-
-
-def _lengths(scores: Scores) -> Tensor:
-    """Return how many keys every query sees, by a single fill where that is all of them."""
-    if not scores.sees_all:
-        return scores.lengths()
-    keys, device = scores.key.shape[2], scores.query.device
-    return torch.full(scores.shape, keys, dtype=torch.float32, device=device)
 
 
 def _interpreted() -> bool:

@@ -32,7 +32,8 @@ def row_statistics(
         from sharpmax.torch.kernels.hopper.statistics import statistics
     else:
         from sharpmax.torch.kernels.statistics import statistics
-    return statistics(scores)
+    with torch.cuda.device_of(query):
+        return statistics(scores)
 
 
 @row_statistics.register_fake
@@ -62,7 +63,8 @@ def row_statistics_backward(
         from sharpmax.torch.kernels.hopper.gradients import gradients
     else:
         from sharpmax.torch.kernels.statistics_backward import statistics_backward as gradients
-    return gradients(scores, lse, entropy, grad_lse, grad_entropy)
+    with torch.cuda.device_of(query):
+        return gradients(scores, lse, entropy, grad_lse, grad_entropy)
 
 
 @row_statistics_backward.register_fake
@@ -106,14 +108,15 @@ def tempered(
 ) -> tuple[Tensor, Tensor]:
     """Return softmax(β·logits)·value and the log-sum-exp of β·logits."""
     scores = Scores(query, key, scale, is_causal, window, softcap, mask)
-    if kernels == "hopper":
-        from sharpmax.torch.kernels.hopper import tempered as hopper
+    with torch.cuda.device_of(query):
+        if kernels == "hopper":
+            from sharpmax.torch.kernels.hopper import tempered as hopper
 
-        assert maximum is not None
-        return hopper.tempered(scores, value, beta, maximum)
-    from sharpmax.torch.kernels import tempered as triton
+            assert maximum is not None
+            return hopper.tempered(scores, value, beta, maximum)
+        from sharpmax.torch.kernels import tempered as triton
 
-    return triton.tempered(scores, value, beta)
+        return triton.tempered(scores, value, beta)
 
 
 @tempered.register_fake
@@ -162,12 +165,14 @@ def tempered_backward(
             is_causal,
             scale=scale,
         )
-        grad_query, grad_beta = unscaled(grad_scaled, query, beta)
+        with torch.cuda.device_of(query):
+            grad_query, grad_beta = unscaled(grad_scaled, query, beta)
         return grad_query, grad_key, grad_value, grad_beta
     from sharpmax.torch.kernels import tempered_backward as triton
 
     scores = Scores(query, key, scale, is_causal, window, softcap, mask)
-    return triton.tempered_backward(scores, value, beta, out, lse, grad_out)
+    with torch.cuda.device_of(query):
+        return triton.tempered_backward(scores, value, beta, out, lse, grad_out)
 
 
 @tempered_backward.register_fake
@@ -194,3 +199,53 @@ def _backward_tempered(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | 
 
 
 tempered.register_autograd(_backward_tempered, setup_context=_keep_tempered)
+
+
+@custom_op("sharpmax::polynomial", mutates_args=())
+def polynomial(
+    entropy: Tensor, coefficients: list[float], threshold: float, minimum: float, end: float
+) -> tuple[Tensor, Tensor]:
+    """Return a polynomial policy's β and dβ/dH of every row."""
+    from sharpmax.torch.kernels import polynomial as triton
+
+    with torch.cuda.device_of(entropy):
+        return triton.polynomial(entropy, coefficients, threshold, minimum, end)
+
+
+@polynomial.register_fake
+def _(entropy: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return entropy.new_empty(entropy.shape), entropy.new_empty(entropy.shape)
+
+
+def _keep_slope(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    del inputs
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward_polynomial(ctx: Any, grad_beta: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    (slope,) = ctx.saved_tensors
+    return grad_beta * slope, None, None, None, None
+
+
+polynomial.register_autograd(_backward_polynomial, setup_context=_keep_slope)
+
+
+@custom_op("sharpmax::ladder", mutates_args=())
+def ladder(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    is_causal: bool,
+    window: int | None,
+    softcap: float | None,
+    beta: Tensor,
+    rungs: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the entropies at β, 2β, 4β, …, their slope at β, and the largest logits."""
+    from sharpmax.torch.kernels import ladder as triton
+
+    scores = Scores(query, key, scale, is_causal, window, softcap, mask)
+    with torch.cuda.device_of(query):
+        return triton.ladder(scores, beta, rungs)

@@ -141,9 +141,16 @@ class Scores:
     def lengths(self) -> Tensor:
         """Return how many keys every query sees, in float32 or the query's float64."""
         dtype = torch.promote_types(self.query.dtype, torch.float32)
+        device, keys = self.query.device, self.key.shape[2]
+        if self.sees_all:
+            return torch.full(self.shape, keys, dtype=dtype, device=device)
+        if self.mask is None and self.window is None and self.offset >= 0:
+            return torch.arange(self.offset + 1, keys + 1, dtype=dtype, device=device).expand(
+                self.shape
+            )
         if self.mask is None:
-            position = torch.arange(self.shape[-1], device=self.query.device) + self.offset
-            last = self.key.shape[2] - 1
+            position = torch.arange(self.shape[-1], device=device) + self.offset
+            last = keys - 1
             until = position.clamp(max=last) if self.is_causal else torch.full_like(position, last)
             since = torch.zeros_like(position)
             if self.window is not None:
@@ -152,13 +159,12 @@ class Scores:
                     until = (position + self.window - 1).clamp(max=last)
             count = (until - since + 1).clamp(min=0)
         else:
-            keys = slice(0, self.key.shape[2])
             chunks = []
             for queries in self.chunks():
-                visible = self.visible(queries, keys)
+                visible = self.visible(queries, slice(0, keys))
                 assert visible is not None
                 size = queries.stop - queries.start
-                count = visible.expand(*visible.shape[:-2], size, keys.stop).sum(-1)
+                count = visible.expand(*visible.shape[:-2], size, keys).sum(-1)
                 chunks.append(count.expand(*self.shape[:2], size))
             count = torch.cat(chunks, dim=-1)
         return count.to(dtype).expand(self.shape)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-STATISTICS = frozenset({"max", "lse", "mean", "entropy", "length"})
+STATISTICS = frozenset({"max", "lse", "mean", "entropy", "length", "detached"})
 
 
 def fused_softmax(rows: LogitRows, policy: Policy) -> Tensor | None:
@@ -69,7 +69,7 @@ def _is_traced(rows: LogitRows) -> bool:
         torch.compiler.is_compiling()
         or type(rows.logits) not in (Tensor, torch.nn.Parameter)
         or torch._C._functorch.maybe_current_level() is not None
-        or unpack_dual(rows.logits).tangent is not None
+        or unpack_dual(rows.logits).tangent is not None  # type: ignore[no-untyped-call]
     )
 
 

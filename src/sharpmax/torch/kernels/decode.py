@@ -310,7 +310,7 @@ def _combine_kernel(
     tl.store(out + row * WIDTH + width, mean.to(out.dtype.element_ty), mask=width < WIDTH)
 
 
-def forward(
+def decode(
     scores: Scores,
     value: Tensor,
     polynomial: dict[str, Any] | None,
@@ -351,10 +351,9 @@ def forward(
         (3, batch, heads, queries), dtype=torch.float32, device=query.device
     )
     out = torch.empty((batch, heads, queries, value_width), dtype=value.dtype, device=value.device)
-    mask, mask_strides = query, (0, 0, 0, 0)
+    mask = query  # in the place of one, unread
     if scores.mask is not None:
         mask = scores.mask.expand(batch, heads, queries, keys).view(torch.uint8)
-        mask_strides = mask.stride()
 
     # Triton launches on the current device, which need not be the tensors'.
     with torch.cuda.device_of(query):
@@ -367,7 +366,7 @@ def forward(
             sums,
             *query.stride()[:3],
             *key.stride()[:3],
-            *mask_strides,
+            *mask.stride(),
             key_heads,
             queries,
             keys,
@@ -429,7 +428,7 @@ def _workspace(like: Tensor, *sizes: int) -> tuple[Tensor, ...]:
     """Return flat float32 tensors of at least these sizes, from one allocation, 16-byte aligned."""
     aligned = [triton.cdiv(size, 4) * 4 for size in sizes]
     whole = torch.empty(sum(aligned), dtype=torch.float32, device=like.device)
-    return whole.split(aligned)
+    return torch.split(whole, aligned)
 
 
 def _sizes(query: Tensor, width: int, rows: int) -> dict[str, int]:
@@ -458,4 +457,4 @@ def _processors(device: torch.device) -> int:
 
 
 def _power_of_2(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    return max(16, int(triton.next_power_of_2(width)))

@@ -30,7 +30,7 @@ GIVEN_BETA = {"threshold": 0.0, "minimum": 0.0, "end": 0.0, "COEFFICIENTS": None
 
 def fits(length: int, arrays: int) -> bool:
     """Tell whether a program can hold whole rows of so many arrays."""
-    return triton.next_power_of_2(length) * arrays <= HELD_NUMBERS
+    return bool(triton.next_power_of_2(length) * arrays <= HELD_NUMBERS)
 
 
 @triton.jit
@@ -399,7 +399,7 @@ def _long_softmax_backward_kernel(
 def statistics(logits: Tensor, where: Tensor | None) -> Tensor:
     """Return max, lse, entropy, length and lse − max of every row, of shape (rows, 5)."""
     found = _numbers(logits)
-    grid, tiles = _tiles(logits, whole=False)
+    grid, tiles = _tiles(logits, arrays=1, whole=False)
     with torch.cuda.device_of(logits):
         _statistics_kernel[grid](logits, _bytes(where), found, *_layout(logits, where), **tiles)
     return found
@@ -414,7 +414,7 @@ def statistics_backward(
 ) -> Tensor:
     """Return the gradient by the logits, given what `statistics` found."""
     grad_logits = _like(logits)
-    grid, tiles = _tiles(logits, whole=False)
+    grid, tiles = _tiles(logits, arrays=1, whole=False)
     tensors = (found, grad_lse.contiguous(), grad_entropy.contiguous(), grad_logits)
     with torch.cuda.device_of(logits):
         _statistics_backward_kernel[grid](
@@ -443,7 +443,7 @@ def softmax(
     weights = _like(logits)
     numbers = _numbers(logits) if keep else None
     whole = fits(logits.shape[1], arrays=1)
-    grid, tiles = _tiles(logits, whole=whole)
+    grid, tiles = _tiles(logits, arrays=1, whole=whole)
     tensors = (logits, _bytes(where), weights, beta, numbers)
     settings = {"BETA_BY_ROW": isinstance(beta, torch.Tensor), **tiles}
     with torch.cuda.device_of(logits):
@@ -469,7 +469,7 @@ def softmax_backward(
     grad_logits = _like(logits)
     grad_beta = torch.empty_like(beta) if isinstance(beta, torch.Tensor) else None
     whole = fits(logits.shape[1], arrays=2)
-    grid, tiles = _tiles(logits, whole=whole)
+    grid, tiles = _tiles(logits, arrays=2, whole=whole)
     tensors = (logits, _bytes(where), grad_weights, beta, numbers, grad_logits, grad_beta)
     layout = (*_layout(logits, where), grad_weights.stride(0))
     settings = {"BETA_BY_ROW": grad_beta is not None, **tiles}
@@ -499,16 +499,17 @@ def _layout(logits: Tensor, where: Tensor | None) -> tuple[int, ...]:
     return (*logits.shape, logits.stride(0), *((0, 0) if where is None else where.stride()))
 
 
-def _tiles(logits: Tensor, *, whole: bool) -> tuple[tuple[int], dict[str, Any]]:
+def _tiles(logits: Tensor, *, arrays: int, whole: bool) -> tuple[tuple[int], dict[str, Any]]:
     """Return the grid and the tiles: whole rows, several if they are short, or a part of one.
 
-    A thread holds 8 numbers of an array in small tiles and 32 in large ones.
+    A thread holds 8 or 16 numbers of an array, and 32 only where the rows leave no choice.
     """
     count, length = logits.shape
     block = triton.next_power_of_2(length)
     if not whole:
         block = min(block, HELD_NUMBERS // 4)
     rows = max(1, 1024 // block)
-    warps = min(32, max(4, rows * block // 1024))
+    size = rows * block
+    warps = 32 if arrays * size > 2**14 else min(16, max(4, size // 512))
     tiles = {"LOWEST": torch.finfo(logits.dtype).min, "BLOCK_M": rows, "BLOCK_N": block}
     return (triton.cdiv(count, rows),), {**tiles, "num_warps": warps}

@@ -1,0 +1,52 @@
+"""How a policy chooses β from the statistics of attention: by one kernel where it can.
+
+A polynomial of a few thousand entropies is twenty small operations; on a GPU, launching them
+takes longer than computing them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sharpmax.policies import Detached
+from sharpmax.policy import Policy
+from sharpmax.torch.row_statistics.triton import HAS_TRITON
+
+if TYPE_CHECKING:
+    from sharpmax.statistics import RowStatistics
+
+
+def choose(policy: Policy, statistics: RowStatistics) -> Tensor | float:
+    """Return the β that the policy chooses, a number or one for every row."""
+    if isinstance(policy, Detached):
+        return choose(policy.base, statistics.detached())
+    if HAS_TRITON and statistics.entropy.device.type == "cuda":
+        from sharpmax.torch.kernels.polynomial import polynomial_settings
+        from sharpmax.torch.operators import polynomial
+
+        if settings := polynomial_settings(policy):
+            beta: Tensor
+            beta, _ = polynomial(
+                statistics.entropy,
+                list(settings["COEFFICIENTS"]),
+                settings["threshold"],
+                settings["minimum"],
+                settings["end"],
+            )
+            return beta
+    chosen: Tensor | float = policy(statistics)
+    return chosen
+
+
+def in_training(value: Any) -> bool:
+    """Tell whether a policy, or a setting of one, holds a tensor that wants a gradient."""
+    if isinstance(value, Tensor):
+        return torch.is_grad_enabled() and value.requires_grad
+    if isinstance(value, Policy):
+        return in_training(value.settings())
+    if isinstance(value, dict):
+        return any(map(in_training, value.values()))
+    return isinstance(value, tuple | list) and any(map(in_training, value))
