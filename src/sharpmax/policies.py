@@ -13,7 +13,7 @@ from sharpmax.arrays import Array, constant, is_array, is_numpy, namespace
 from sharpmax.policy import Policy
 
 if TYPE_CHECKING:
-    from sharpmax.policy import Rows
+    from sharpmax.policy import LadderRows, Rows
 
 Number = float | Array
 """A setting of a policy: a number, or inside `PerHead` an array that broadcasts to the rows."""
@@ -168,8 +168,9 @@ class EntropyCap(Policy):
     def __call__(self, rows: Rows) -> Array:
         """Return the root β of H(β) = nats, or 1 where the entropy is low enough already."""
         constants = rows.detached()
-        climbs = hasattr(rows, "ladder")
-        plain, least, low, high, beta = (self._climb if climbs else self._start)(constants)
+        climbs = hasattr(constants, "ladder")
+        start = self._climb(constants) if climbs else self._start(constants)  # type: ignore[arg-type]
+        plain, least, low, high, beta = start
         xp = namespace(plain)
         for _ in range(2 if climbs else self.steps):
             entropy, slope = constants.entropy_at(beta)
@@ -197,7 +198,7 @@ class EntropyCap(Policy):
         one = namespace(plain).ones_like(plain)
         return plain, least, one, one * self.maximum, one
 
-    def _climb(self, rows: Rows) -> tuple[Array, Array, Array, Array, Array]:
+    def _climb(self, rows: LadderRows) -> tuple[Array, Array, Array, Array, Array]:
         """Return the same from the entropies at β = 1, 2, 4, 8, 16, and further where need be.
 
         Between two rungs ln H is nearly linear in ln β: the guess is where that line meets the

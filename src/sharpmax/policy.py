@@ -51,6 +51,13 @@ class Rows(Protocol):
         """Return the same rows as constants, which no gradient flows through."""
 
 
+class LadderRows(Rows, Protocol):
+    """Rows that are made anew for every question: they answer several at once."""
+
+    def ladder(self, beta: Array | float = 1.0) -> Array:
+        """Return the entropies at β, 2β, 4β, …, along a last axis."""
+
+
 @dataclass(frozen=True)
 class Policy(ABC):
     """Chooses the inverse temperature β of every row from what it reads of the rows."""

@@ -287,7 +287,7 @@ def assert_rows_fit(case: Case, dtype: torch.dtype, device: str) -> None:
     error = (same.entropy_at(beta)[1] - slope).abs().max()
     assert (our_slope - slope).abs().max() <= 2 * error + 10 * unit
     maximum = exact.max
-    assert torch.allclose(rows.maximum().double(), maximum, atol=100 * unit, rtol=unit)
+    assert torch.allclose(rows.max.double(), maximum, atol=100 * unit, rtol=unit)
     cap = EntropyCap(0.8)
     ours, truth = cap(rows), cap(exact)
     reached, _ = exact.entropy_at(ours.double())
@@ -591,3 +591,35 @@ def test_attention_at_a_given_beta_on_hopper(case, dtype):
 @pytest.mark.parametrize("case", (CASES | LARGE_CASES).values(), ids=(CASES | LARGE_CASES).keys())
 def test_attention_on_a_gpu(case, dtype):
     assert_attention_fits(case, dtype, "cuda", PAPER)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_case
+def test_rows_made_anew_on_a_gpu(case, dtype):
+    assert_rows_fit(case, dtype, "cuda")
+
+
+@gpu
+@pytest.mark.parametrize("name", ["causal", "window"])
+def test_compiles_on_a_gpu(name):
+    case = replace(CASES[name], width=64, value_width=64, queries=300, keys=300)
+    tensors = case.tensors(torch.bfloat16, "cuda")
+    expected = attention(*tensors, **case.settings)
+    compiled = torch.compile(lambda *x: attention(*x, **case.settings), fullgraph=True)
+    out = compiled(*tensors)
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+    grad = torch.randn_like(out)
+    for ours, theirs in zip(
+        torch.autograd.grad(out, tensors, grad),
+        torch.autograd.grad(expected, tensors, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=5e-2, rtol=5e-2)
+
+
+@gpu
+@pytest.mark.parametrize("policy", [PAPER, EntropyCap(0.8), LogLength(8, 0.4)])
+def test_long_rows_on_a_gpu(policy):
+    case = Case(queries=2500, keys=2500, width=128, value_width=128, settings=causal)
+    assert_attention_fits(case, torch.bfloat16, "cuda", policy)

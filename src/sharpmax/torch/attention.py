@@ -32,7 +32,7 @@ def attention(
     scale: float | None = None,
     implementation: str | None = None,
     return_statistics: bool = False,
-    lost: float = 1e-6,
+    lost: float = decode.LOST,
 ) -> Tensor | tuple[Tensor, RowStatistics]:
     """Return softmax(β·logits)·value, with β chosen for every row by `policy`.
 
@@ -59,7 +59,8 @@ def attention(
         return_statistics: Whether to return the plain logits' `RowStatistics` as well.
         lost: The most of a row's weight that may be left out where a few queries decode over a
             long cache on a GPU, so that values without weight need not be read; the output
-            moves by at most 2·lost·max|value|. 0 leaves nothing out.
+            moves by at most 2·lost·max|value|. The default is 1/128 of a bf16 number's
+            rounding; 0 leaves nothing out.
     """
     require_policy(policy)
     scores = Scores.of(
@@ -90,9 +91,9 @@ def _sharpened(
     """Go down the corridor; statistics that nobody reads are NaN."""
     chooses_from_rows = "entropy_at" in policy.reads
     on_gpu = scores.query.device.type == "cuda"
-    if on_gpu and implementation is None and not (chooses_from_rows or in_training(policy)):
-        if decode.refusal(scores, value) is None:
-            return decode.decode(scores, value, policy, lost)
+    decodes = on_gpu and implementation is None and not chooses_from_rows
+    if decodes and not in_training(policy) and decode.refusal(scores, value) is None:
+        return decode.decode(scores, value, policy, lost)
     maximum = None
     if return_statistics or not (chooses_from_rows or policy.reads <= {"length", "detached"}):
         name = chosen(scores, implementation, policy.reads)
@@ -106,7 +107,7 @@ def _sharpened(
         return attend(scores, value, choose(policy, statistics), maximum), statistics
     if on_gpu and attention_rows.refusal(scores) is None:
         rows = AttentionRows(scores)
-        return attend(scores, value, policy(rows), rows.maximum()), statistics
+        return attend(scores, value, policy(rows), rows.max), statistics
     return attend_choosing(scores, value, lambda rows, _: policy(rows)), statistics
 
 

@@ -17,6 +17,7 @@ from sharpmax.torch.row_statistics import triton
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sharpmax.statistics import RowStatistics
     from sharpmax.torch.scores import Scores
 
 RUNGS = 5
@@ -39,6 +40,34 @@ class AttentionRows:
     """The rows of these scores; every array has shape (batch, heads, queries)."""
 
     scores: Scores
+
+    @property
+    def statistics(self) -> RowStatistics:
+        """What one pass tells of every row."""
+        return triton.row_statistics(self.scores)
+
+    @property
+    def max(self) -> Tensor:
+        """The largest logit."""
+        return self._climb(1.0, 1)[2]
+
+    @property
+    def lse(self) -> Tensor:
+        """The log-sum-exp of the logits."""
+        lse: Tensor = self.statistics.lse
+        return lse
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean logit under the row's softmax."""
+        mean: Tensor = self.statistics.mean
+        return mean
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of the row's softmax, in nats."""
+        entropy: Tensor = self.statistics.entropy
+        return entropy
 
     @property
     def length(self) -> Tensor:
@@ -67,10 +96,6 @@ class AttentionRows:
             # The value without the rounding of β·q, and the gradient with it.
             entropy = entropy + by_query_and_key - by_query_and_key.detach()
         return entropy, slope
-
-    def maximum(self) -> Tensor:
-        """Return the largest logit of every row."""
-        return self._climb(1.0, 1)[2]
 
     def _climb(self, beta: Tensor | float, rungs: int) -> tuple[Tensor, Tensor, Tensor]:
         constants = self.detached().scores

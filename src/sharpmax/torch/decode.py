@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 LARGEST_WIDTH = 256
 
+LOST = 2.0**-16
+"""The weight that may be left out by default: 1/128 of the rounding of a bf16 number."""
+
 MOST_ROWS = {torch.float32: 16, torch.float16: 64, torch.bfloat16: 64}
 """The most rows that share their keys (queries times the heads to a key head), by dtype."""
 
@@ -60,7 +63,7 @@ def refusal(scores: Scores, value: Tensor) -> str | None:
 
 
 def decode(
-    scores: Scores, value: Tensor, policy: Policy, lost: float = 1e-6
+    scores: Scores, value: Tensor, policy: Policy, lost: float = LOST
 ) -> tuple[Tensor, RowStatistics]:
     """Return softmax(β·logits)·value and the statistics of the plain logits.
 
@@ -71,10 +74,10 @@ def decode(
         value: Of shape (batch, key heads, keys, value width).
         policy: Chooses β; it may read anything but the rows themselves ("entropy_at").
         lost: The most of a row's weight that may be left out, below 1. Relative to the row's
-            largest weight, a tile of keys is left out where each of its weights is below
-            lost / keys: together these are below `lost`, and the row's sum is at least 1. The
-            rest is normalised to 1, so the output moves by at most 2·lost·max|value|. With 0
-            nothing is left out.
+            largest weight, a tile of keys is left out where its weights sum to less than
+            lost / tiles, by a bound: together these are below `lost`, and the row's sum is at
+            least 1. The rest is normalised to 1, so the output moves by at most
+            2·lost·max|value|. With 0 nothing is left out.
     """
     from sharpmax.torch.kernels import decode as kernel
     from sharpmax.torch.kernels.polynomial import polynomial_settings

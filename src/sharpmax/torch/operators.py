@@ -4,6 +4,7 @@
 Hopper GPU. Triton is imported at the first call.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,6 +14,11 @@ from torch.library import custom_op
 from sharpmax.torch.scores import Scores
 
 aten = torch.ops.aten
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[None]:
+    """Make the tensor's device the current one, where Triton launches."""
+    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
 
 
 @custom_op("sharpmax::row_statistics", mutates_args=())
@@ -32,7 +38,7 @@ def row_statistics(
         from sharpmax.torch.kernels.hopper.statistics import statistics
     else:
         from sharpmax.torch.kernels.statistics import statistics
-    with torch.cuda.device_of(query):
+    with _device_of(query):
         return statistics(scores)
 
 
@@ -63,7 +69,7 @@ def row_statistics_backward(
         from sharpmax.torch.kernels.hopper.gradients import gradients
     else:
         from sharpmax.torch.kernels.statistics_backward import statistics_backward as gradients
-    with torch.cuda.device_of(query):
+    with _device_of(query):
         return gradients(scores, lse, entropy, grad_lse, grad_entropy)
 
 
@@ -108,7 +114,7 @@ def tempered(
 ) -> tuple[Tensor, Tensor]:
     """Return softmax(β·logits)·value and the log-sum-exp of β·logits."""
     scores = Scores(query, key, scale, is_causal, window, softcap, mask)
-    with torch.cuda.device_of(query):
+    with _device_of(query):
         if kernels == "hopper":
             from sharpmax.torch.kernels.hopper import tempered as hopper
 
@@ -121,6 +127,7 @@ def tempered(
 
 @tempered.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    del key
     out = value.new_empty((*query.shape[:3], value.shape[3]))
     return out, query.new_empty(query.shape[:3], dtype=torch.float32)
 
@@ -143,36 +150,52 @@ def tempered_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients by the query, the key, the value and β."""
     if kernels == "hopper":
-        from sharpmax.torch.kernels.scaling import unscaled
-
-        # cuDNN's own backward pass, of attention on β·q.
-        unused = torch.empty((), dtype=torch.int64, device=query.device)
-        grad_scaled, grad_key, grad_value = aten._scaled_dot_product_cudnn_attention_backward(
-            grad_out,
-            query * beta[..., None].to(query.dtype),
-            key,
-            value,
-            out,
-            lse[..., None],
-            unused,
-            unused,
-            None,
-            None,
-            None,
-            query.shape[2],
-            key.shape[2],
-            0.0,
-            is_causal,
-            scale=scale,
-        )
-        with torch.cuda.device_of(query):
-            grad_query, grad_beta = unscaled(grad_scaled, query, beta)
-        return grad_query, grad_key, grad_value, grad_beta
+        with _device_of(query):
+            return _tempered_backward_by_cudnn(
+                query, key, value, beta, scale, is_causal, out, lse, grad_out
+            )
     from sharpmax.torch.kernels import tempered_backward as triton
 
     scores = Scores(query, key, scale, is_causal, window, softcap, mask)
-    with torch.cuda.device_of(query):
+    with _device_of(query):
         return triton.tempered_backward(scores, value, beta, out, lse, grad_out)
+
+
+def _tempered_backward_by_cudnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    scale: float,
+    is_causal: bool,
+    out: Tensor,
+    lse: Tensor,
+    grad_out: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients by cuDNN's own backward pass, of attention on β·q."""
+    from sharpmax.torch.kernels.scaling import scaled, unscaled
+
+    unused = torch.empty((), dtype=torch.int64, device=query.device)
+    grad_scaled, grad_key, grad_value = aten._scaled_dot_product_cudnn_attention_backward(
+        grad_out,
+        scaled(query, beta),
+        key,
+        value,
+        out,
+        lse[..., None],
+        unused,
+        unused,
+        None,
+        None,
+        None,
+        query.shape[2],
+        key.shape[2],
+        0.0,
+        is_causal,
+        scale=scale,
+    )
+    grad_query, grad_beta = unscaled(grad_scaled, query, beta)
+    return grad_query, grad_key, grad_value, grad_beta
 
 
 @tempered_backward.register_fake
@@ -208,7 +231,7 @@ def polynomial(
     """Return a polynomial policy's β and dβ/dH of every row."""
     from sharpmax.torch.kernels import polynomial as triton
 
-    with torch.cuda.device_of(entropy):
+    with _device_of(entropy):
         return triton.polynomial(entropy, coefficients, threshold, minimum, end)
 
 
@@ -247,5 +270,5 @@ def ladder(
     from sharpmax.torch.kernels import ladder as triton
 
     scores = Scores(query, key, scale, is_causal, window, softcap, mask)
-    with torch.cuda.device_of(query):
+    with _device_of(query):
         return triton.ladder(scores, beta, rungs)

@@ -14,6 +14,7 @@ stack alone would leave most of the device idle. Logits are in base 2 throughout
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +63,7 @@ def _logits_kernel(
     mask,
     logits,
     tops,
+    masses,
     sums,
     q_b,
     q_h,
@@ -91,7 +93,7 @@ def _logits_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Write a split's logits, each tile's largest and the split's m, l and u for every row."""
+    """Write a split's logits, each tile's largest and its mass log₂ Σ 2^x, and m, l and u."""
     stack = tl.program_id(0)
     split = tl.program_id(1)
     batch = (stack // key_heads).to(tl.int64)
@@ -148,8 +150,10 @@ def _logits_kernel(
         z = x - new[:, None]
         p = tl.exp2(z)
         fade = tl.exp2(m - new)
+        total = tl.sum(p, 1)
+        tl.store(masses + row * tiles + at, new + tl.log2(tl.maximum(total, 1e-38)), mask=inside)
         u = fade * (u + (m - new) * l) + tl.sum(p * z, 1)
-        l = fade * l + tl.sum(p, 1)
+        l = fade * l + total
         m = new
     sums += (row * tl.num_programs(1) + split) * 3
     tl.store(sums, m, mask=inside)
@@ -206,6 +210,7 @@ def _values_kernel(
     v,
     logits,
     tile_tops,
+    masses,
     tops,
     betas,
     parts,
@@ -224,10 +229,13 @@ def _values_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    LOG2_BLOCK_N: tl.constexpr,
 ):
     """Write a split's Σ w·v and l = Σ w of every row, w = 2^(β·(x − m)).
 
-    A tile whose every w is below `negligible` in every row is left out, its values unread.
+    A tile whose Σ w is below 2^negligible in every row is left out, its values unread. The sum
+    is not known, but bounded: for β ≥ 1 each w = 2^(x − m)·2^((β − 1)·(x − m)) is at most the
+    first factor times the tile's largest second one; for β < 1 each is at most the largest.
     """
     stack = tl.program_id(0)
     split = tl.program_id(1)
@@ -246,13 +254,14 @@ def _values_kernel(
         # The tiles that count are found first: a loop over them alone, without a branch, has
         # its loads under way long before their turn.
         candidates = first + tl.arange(0, BLOCK_T)
-        top = tl.load(
-            tile_tops + row[:, None] * tiles + candidates[None, :],
-            mask=inside[:, None] & (candidates[None, :] < last),
-            other=2 * FAR_BELOW,
-        )
-        largest = tl.exp2(beta[:, None] * (top - m[:, None]))
-        counts = tl.max(tl.where(largest < negligible, 0, 1), 0)
+        tile = row[:, None] * tiles + candidates[None, :]
+        known = inside[:, None] & (candidates[None, :] < last)
+        top = tl.load(tile_tops + tile, mask=known, other=2 * FAR_BELOW) - m[:, None]
+        mass = tl.load(masses + tile, mask=known, other=2 * FAR_BELOW) - m[:, None]
+        sharper = mass + (beta[:, None] - 1) * top
+        flatter = beta[:, None] * top + LOG2_BLOCK_N
+        bound = tl.where(beta[:, None] >= 1, sharper, flatter)
+        counts = tl.max(tl.where(bound < negligible, 0, 1), 0)
         counts = tl.where(candidates < last, counts, 0)
         place = tl.where(counts == 1, tl.cumsum(counts, 0) - 1, -1)
         for i in tl.range(0, tl.sum(counts, 0)):
@@ -336,9 +345,10 @@ def decode(
     splits = triton.cdiv(tiles, share)
 
     total = stacks * rows
-    logits, tile_tops, sums, tops, betas, parts, part_sums = _workspace(
+    logits, tile_tops, masses, sums, tops, betas, parts, part_sums = _workspace(
         query,
         total * tiles * sizes["BLOCK_N"],
+        total * tiles,
         total * tiles,
         3 * total * splits,
         total,
@@ -363,6 +373,7 @@ def decode(
             mask,
             logits,
             tile_tops,
+            masses,
             sums,
             *query.stride()[:3],
             *key.stride()[:3],
@@ -402,6 +413,7 @@ def decode(
             value,
             logits,
             tile_tops,
+            masses,
             tops,
             betas,
             parts,
@@ -412,10 +424,11 @@ def decode(
             keys,
             tiles,
             share,
-            lost / keys,
+            math.log2(lost / tiles) if lost else -math.inf,
             WIDTH=value_width,
             BLOCK_D=_power_of_2(value_width),
             BLOCK_T=32,
+            LOG2_BLOCK_N=sizes["BLOCK_N"].bit_length() - 1,
             **sizes,
         )
         _combine_kernel[(total,)](

@@ -1,4 +1,4 @@
-"""From the gradient by β·q to those by q and β, in one pass."""
+"""β·q, and from the gradient by β·q to those by q and β, in one pass each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,34 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROWS = 16
+ROWS = 32
+
+
+@triton.jit
+def _scaled_kernel(
+    q,
+    beta,
+    out,
+    q_b,
+    q_h,
+    q_l,
+    heads,
+    queries,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    batch = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    width = tl.arange(0, BLOCK_D)
+    inside = (rows[:, None] < queries) & (width[None, :] < WIDTH)
+    at = batch * q_b + head * q_h + rows[:, None].to(tl.int64) * q_l + width[None, :]
+    tile = tl.load(q + at, mask=inside, other=0.0).to(tl.float32)
+    row = tl.program_id(1).to(tl.int64) * queries + rows
+    row_beta = tl.load(beta + row, mask=rows < queries, other=1.0)
+    scaled = (tile * row_beta[:, None]).to(out.dtype.element_ty)
+    tl.store(out + row[:, None] * WIDTH + width[None, :], scaled, mask=inside)
 
 
 @triton.jit
@@ -47,6 +74,25 @@ def _unscaled_kernel(
     out = grad_q + row[:, None] * WIDTH + width[None, :]
     tl.store(out, (scaled * row_beta[:, None]).to(grad_q.dtype.element_ty), mask=inside)
     tl.store(grad_beta + row, tl.sum(scaled * tile, 1), mask=rows < queries)
+
+
+def scaled(query: Tensor, beta: Tensor) -> Tensor:
+    """Return β·q in the dtype of q, contiguous."""
+    batch, heads, queries, width = query.shape
+    query = query if query.stride(-1) == 1 else query.contiguous()
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    _scaled_kernel[(triton.cdiv(queries, ROWS), batch * heads)](
+        query,
+        beta,
+        out,
+        *query.stride()[:3],
+        heads,
+        queries,
+        WIDTH=width,
+        BLOCK_D=triton.next_power_of_2(width),
+        ROWS=ROWS,
+    )
+    return out
 
 
 def unscaled(grad: Tensor, query: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:

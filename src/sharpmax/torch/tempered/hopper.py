@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 
 from sharpmax.torch.row_statistics.hopper import LARGEST_WIDTH
 from sharpmax.torch.row_statistics.hopper import refusal as statistics_refusal
@@ -33,9 +34,18 @@ def refusal(
     )
     if in_training and not (scores.sees_all or scores.is_square_causal):
         return "have no backward pass for a causal mask with more keys than queries"
+    if in_training and not _cudnn_takes(scores, value):
+        return "have no backward pass where cuDNN has none"
     return None
 
 
 def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None) -> Tensor:
     """Attend by the kernel."""
     return attend_by("hopper", scores, value, beta, maximum)
+
+
+def _cudnn_takes(scores: Scores, value: Tensor) -> bool:
+    is_grouped = scores.query.shape[1] != scores.key.shape[1]
+    is_causal = scores.is_causal and not scores.sees_all
+    call = SDPAParams(scores.query, scores.key, value, None, 0.0, is_causal, is_grouped)
+    return bool(can_use_cudnn_attention(call))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -275,6 +276,27 @@ def grad_key_kernel(
     )
 
 
+@triton.jit
+def _values_kernel(
+    lse, entropy, grad_lse, grad_entropy, values, queries, padded, scale, BLOCK: tl.constexpr
+):
+    query = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = query < queries
+    at = tl.program_id(1).to(tl.int64) * queries + query
+    row_lse = tl.load(lse + at, mask=inside, other=float("-inf"))
+    row_entropy = tl.load(entropy + at, mask=inside, other=0.0)
+    row_grad_lse = tl.load(grad_lse + at, mask=inside, other=0.0)
+    row_grad_entropy = tl.load(grad_entropy + at, mask=inside, other=0.0)
+    # A row that sees nothing has no gradient: its weights, 2^(x − level), are 0.
+    nothing = row_lse == float("-inf")
+    level = tl.where(nothing, -FAR_BELOW, row_lse * LOG2_E)
+    mean = tl.where(nothing, 0.0, row_lse - row_entropy)
+    values += tl.program_id(1).to(tl.int64) * 3 * padded + query
+    tl.store(values, level, mask=query < padded)
+    tl.store(values + padded, row_grad_lse + row_grad_entropy * mean, mask=query < padded)
+    tl.store(values + 2 * padded, row_grad_entropy * scale, mask=query < padded)
+
+
 def gradients(
     scores: Scores, lse: Tensor, entropy: Tensor, grad_lse: Tensor, grad_entropy: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -322,11 +344,16 @@ def _query_values(
     """Return level, a and b of every query, of shape (batch, heads, 3, queries and some zeros)."""
     batch, heads, queries = scores.shape
     padded = triton.cdiv(queries, 4) * 4
-    values = torch.zeros(batch, heads, 3, padded, dtype=torch.float32, device=lse.device)
-    # A row that sees nothing has no gradient: its weights, 2^(x − level), are 0.
-    nothing = lse == -torch.inf
-    values[:, :, 0, :queries] = torch.where(nothing, -FAR_BELOW.value, lse * LOG2_E.value)
-    mean = torch.where(nothing, 0.0, lse - entropy)
-    values[:, :, 1, :queries] = grad_lse + grad_entropy * mean
-    values[:, :, 2, :queries] = grad_entropy * scores.scale
+    values = torch.empty(batch, heads, 3, padded, dtype=torch.float32, device=lse.device)
+    _values_kernel[(triton.cdiv(padded, 1024), batch * heads)](
+        lse,
+        entropy,
+        grad_lse.contiguous(),
+        grad_entropy.contiguous(),
+        values,
+        queries,
+        padded,
+        scores.scale,
+        BLOCK=1024,
+    )
     return values

@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
+    warpgroup_mma_wait,
 )
 
 from sharpmax.torch.kernels.hopper.stream import (
@@ -54,8 +55,14 @@ def _joined(m, l, u, x, scale):
 
 
 @gluon.jit
+def _await_turn(turns, i, WARPGROUP: gl.constexpr):
+    """Wait until the warpgroup before has passed its turn at tile i, or the last at i − 1."""
+    mbarrier.wait(turns.index(WARPGROUP), (i & 1) ^ (1 if WARPGROUP == 0 else 0))
+
+
+@gluon.jit
 def _copy(q, k, memory, batch, head, key_head, start, tiles, STAGES: gl.constexpr):
-    q_tiles, k_tiles, q_full, k_full, k_empty = memory
+    q_tiles, k_tiles, q_full, k_full, k_empty, _ = memory
     copy_rows(q, q_tiles, q_full, batch, head, start)
     for i in range(tiles):
         copy_columns(k, k_tiles, k_full, k_empty, batch, key_head, i * COLUMNS, i, STAGES)
@@ -63,7 +70,7 @@ def _copy(q, k, memory, batch, head, key_head, start, tiles, STAGES: gl.constexp
 
 @gluon.jit
 def _compute(memory, work, WARPGROUP: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
-    q_tiles, k_tiles, q_full, k_full, k_empty = memory
+    q_tiles, k_tiles, q_full, k_full, k_empty, turns = memory
     maximum, lse, entropy, plane, start, tiles, queries, keys, scale = work
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
@@ -78,12 +85,30 @@ def _compute(memory, work, WARPGROUP: gl.constexpr, CAUSAL: gl.constexpr, STAGES
     zeros = gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout)
     mbarrier.wait(q_full, 0)
     for i in range(whole):
-        k_tile = copied(k_tiles, k_full, i, STAGES)
-        x = warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False)
+        k_tile = copied(k_tiles, k_full, i, STAGES).permute((1, 0))
+        # The warpgroups take turns at the tensor cores, so that one multiplies while the
+        # others are at their exponentials; the next may begin when half of this is done.
+        _await_turn(turns, i, WARPGROUP)
+        half: gl.constexpr = shape[4] // 2
+        x = warpgroup_mma(
+            q_tile.slice(0, half, dim=1),
+            k_tile.slice(0, half, dim=0),
+            zeros,
+            use_acc=False,
+            is_async=True,
+        )
+        x = warpgroup_mma(
+            q_tile.slice(half, half, dim=1), k_tile.slice(half, half, dim=0), x, is_async=True
+        )
+        x = warpgroup_mma_wait(1, deps=[x])
+        mbarrier.arrive(turns.index((WARPGROUP + 1) % WARPGROUPS))
+        x = warpgroup_mma_wait(0, deps=[x])
         mbarrier.arrive(k_empty.index(i % STAGES))
         m, l, u = _joined(m, l, u, x, scale)
     for i in range(whole, tiles):
         k_tile = copied(k_tiles, k_full, i, STAGES)
+        _await_turn(turns, i, WARPGROUP)
+        mbarrier.arrive(turns.index((WARPGROUP + 1) % WARPGROUPS))
         if i * COLUMNS < seen:
             x = warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False)
             visible = is_visible(rows, i * COLUMNS, queries, keys, layout, CAUSAL)
@@ -129,8 +154,9 @@ def statistics_kernel(
     q_full = one_barrier()
     k_full = barriers(STAGES, 1)
     k_empty = barriers(STAGES, WARPGROUPS)
+    turns = barriers(WARPGROUPS, 1)
     fence_async_shared()
-    memory = (q_tiles, k_tiles, q_full, k_full, k_empty)
+    memory = (q_tiles, k_tiles, q_full, k_full, k_empty, turns)
     work = (maximum, lse, entropy, plane, start, tiles, queries, keys, scale)
     gl.warp_specialize(
         [
