@@ -20,6 +20,7 @@ from sharpmax.rows import LogitRows
 from sharpmax.torch import attention, row_statistics
 from sharpmax.torch.attention_rows import AttentionRows
 from sharpmax.torch.scores import Scores
+from sharpmax.torch.tempered import hopper
 from sharpmax.torch.tempered.fused import attend_by
 
 gpu = pytest.mark.gpu
@@ -207,6 +208,8 @@ def assert_tempered_fits(case: Case, dtype: torch.dtype, device: str, kernels: s
     inputs = (*tensors, beta)
     exact_inputs = [x.detach().double().requires_grad_() for x in inputs]
     maximum = RowStatistics.from_logits(materialised(case, query, key).float(), where=seen).max
+    if kernels == "hopper" and hopper.refusal(scores, value, beta, maximum):
+        return
     outs = [
         attend_by(kernels, scores, value, beta, maximum.detach()),
         defined(*inputs),

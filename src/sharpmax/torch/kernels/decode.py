@@ -169,7 +169,10 @@ def _choose_kernel(
     entropy,
     tops,
     betas,
+    negligible,
     splits,
+    lost,
+    share_of_lost,
     threshold,
     minimum,
     end,
@@ -178,7 +181,11 @@ def _choose_kernel(
     POLYNOMIAL: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Merge the splits of a row into its statistics and, by a polynomial of H, into its β."""
+    """Merge the splits of a row into its statistics and, by a polynomial of H, into its β.
+
+    What may be left out is `lost` in all, so `lost` over their number for each tile; but all of
+    it where everything beside the largest weight, l − 1, is less than that anyway.
+    """
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, BLOCK_S)
     sums += (row * splits + split) * 3
@@ -200,6 +207,9 @@ def _choose_kernel(
     tl.store(lse + row, tl.where(nothing, minus_infinity, (m + tl.log2(l)) * LN_2))
     tl.store(entropy + row, h)
     tl.store(tops + row, m)
+    all_of_lost = tl.log2(tl.maximum(lost, 1e-38))
+    limit = tl.where((lost > 0) & (l - 1 < lost / 2), all_of_lost, share_of_lost)
+    tl.store(negligible + row, limit)
     if POLYNOMIAL:
         beta = polynomial_beta(h, threshold, minimum, end, COEFFICIENTS, DEGREE)
         tl.store(betas + row, tl.maximum(beta, LEAST_BETA))
@@ -213,6 +223,7 @@ def _values_kernel(
     masses,
     tops,
     betas,
+    negligible,
     parts,
     sums,
     v_b,
@@ -223,7 +234,7 @@ def _values_kernel(
     keys,
     tiles,
     share,
-    negligible,
+    share_of_lost,
     WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -233,7 +244,7 @@ def _values_kernel(
 ):
     """Write a split's Σ w·v and l = Σ w of every row, w = 2^(β·(x − m)).
 
-    A tile whose Σ w is below 2^negligible in every row is left out, its values unread. The sum
+    A tile whose Σ w is below 2^limit in every row is left out, its values unread. The sum
     is not known, but bounded: for β ≥ 1 each w = 2^(x − m)·2^((β − 1)·(x − m)) is at most the
     first factor times the tile's largest second one; for β < 1 each is at most the largest.
     """
@@ -246,6 +257,9 @@ def _values_kernel(
     v += (stack // key_heads).to(tl.int64) * v_b + (stack % key_heads).to(tl.int64) * v_h
     m = tl.load(tops + row, mask=inside, other=0.0)
     beta = tl.load(betas + row, mask=inside, other=1.0)
+    # Below β = 1 all weights grow: what is beside the largest is not known any more.
+    limit = tl.load(negligible + row, mask=inside, other=0.0)
+    limit = tl.where(beta >= 1, limit, share_of_lost)
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
@@ -261,7 +275,7 @@ def _values_kernel(
         sharper = mass + (beta[:, None] - 1) * top
         flatter = beta[:, None] * top + LOG2_BLOCK_N
         bound = tl.where(beta[:, None] >= 1, sharper, flatter)
-        counts = tl.max(tl.where(bound < negligible, 0, 1), 0)
+        counts = tl.max(tl.where(bound < limit[:, None], 0, 1), 0)
         counts = tl.where(candidates < last, counts, 0)
         place = tl.where(counts == 1, tl.cumsum(counts, 0) - 1, -1)
         for i in tl.range(0, tl.sum(counts, 0)):
@@ -344,13 +358,15 @@ def decode(
     share = triton.cdiv(tiles, _most_splits(stacks, tiles, query.device))
     splits = triton.cdiv(tiles, share)
 
+    share_of_lost = math.log2(lost / tiles) if lost else -math.inf
     total = stacks * rows
-    logits, tile_tops, masses, sums, tops, betas, parts, part_sums = _workspace(
+    logits, tile_tops, masses, sums, tops, betas, negligible, parts, part_sums = _workspace(
         query,
         total * tiles * sizes["BLOCK_N"],
         total * tiles,
         total * tiles,
         3 * total * splits,
+        total,
         total,
         total,
         total * splits * value_width,
@@ -402,7 +418,10 @@ def decode(
             entropy,
             tops,
             betas,
+            negligible,
             splits,
+            lost,
+            share_of_lost,
             **(NO_POLYNOMIAL if polynomial is None else polynomial),
             POLYNOMIAL=polynomial is not None,
             BLOCK_S=MOST_SPLITS,
@@ -416,6 +435,7 @@ def decode(
             masses,
             tops,
             betas,
+            negligible,
             parts,
             part_sums,
             *value.stride()[:3],
@@ -424,7 +444,7 @@ def decode(
             keys,
             tiles,
             share,
-            math.log2(lost / tiles) if lost else -math.inf,
+            share_of_lost,
             WIDTH=value_width,
             BLOCK_D=_power_of_2(value_width),
             BLOCK_T=32,

@@ -150,17 +150,22 @@ def tempered(scores: Scores, value: Tensor, beta: Tensor) -> tuple[Tensor, Tenso
         lse,
         *arguments[3:],
         *value.stride()[:3],
-        **settings,
-        **value_settings(value),
+        **settings | widths(scores, value),
         **tiles,
     )
     return out, lse
 
 
-def value_settings(value: Tensor) -> dict[str, int]:
-    """Return the width of the values, and of a tile of them."""
+def widths(scores: Scores, value: Tensor) -> dict[str, int]:
+    """Return the width of the values, and those of tiles of keys and of values."""
     width = value.shape[3]
-    return {"VALUE_WIDTH": width, "BLOCK_V": max(16, triton.next_power_of_2(width))}
+    # Triton 3.6 makes wrong code for half-precision tiles that are 32 wide.
+    narrowest = 16 if scores.query.dtype == torch.float32 else 64
+    return {
+        "VALUE_WIDTH": width,
+        "BLOCK_V": max(16, triton.next_power_of_2(width)),
+        "BLOCK_D": max(narrowest, triton.next_power_of_2(scores.query.shape[3])),
+    }
 
 
 def forward_tiles(scores: Scores, value: Tensor) -> dict[str, int]:

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sharpmax.torch.kernels.tempered import value_settings
+from sharpmax.torch.kernels.tempered import widths
 from sharpmax.torch.kernels.tile import (
     FAR_BELOW,
     FLOAT32_TILES,
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 def _weights_and_gradient(
     dots, grad_weights, beta, lse, delta, visible, scale, softcap, SOFTCAP: tl.constexpr
 ):
-    """Return the weights p, the gradient by β·s, the logits s and their slope by scale·dots."""
+    """Return the weights p, the gradient by β·s, ln p and the slope of s by scale·dots."""
     s = softcapped(dots, scale, softcap) if SOFTCAP else dots * scale
     slope = 1 - (s / softcap) * (s / softcap) if SOFTCAP else tl.full(s.shape, 1.0, tl.float32)
-    p = tl.where(visible, tl.exp2((beta * s - lse) * LOG2_E), 0.0)
-    return p, p * (grad_weights - delta), s, slope
+    log_p = beta * s - lse
+    p = tl.where(visible, tl.exp2(log_p * LOG2_E), 0.0)
+    return p, p * (grad_weights - delta), log_p, slope
 
 
 @triton.jit
@@ -142,7 +143,7 @@ def _grad_query_kernel(
             WINDOW,
             MASK,
         )
-        _, grad_logits, s, slope = _weights_and_gradient(
+        _, grad_logits, log_p, slope = _weights_and_gradient(
             dot_products(tile, tl.trans(keys_tile)),
             dot_products(out_tile, tl.trans(values_tile)),
             row_beta[:, None],
@@ -153,13 +154,14 @@ def _grad_query_kernel(
             softcap,
             SOFTCAP,
         )
-        grad_row_beta += tl.sum(grad_logits * s, 1)
+        # The gradient by β is Σ s·grad_logits; as these sum to 0, also of ln p in place of β·s.
+        grad_row_beta += tl.sum(tl.where(visible, grad_logits * log_p, 0.0), 1)
         grad_logits = (grad_logits * slope).to(keys_tile.dtype)
         grad += tl.dot(grad_logits, keys_tile, input_precision="tf32x3")
     at = grad_q + row[:, None] * WIDTH + width[None, :]
     grad = grad * (scale * row_beta[:, None])
     tl.store(at, grad.to(grad_q.dtype.element_ty), mask=inside)
-    tl.store(grad_beta + row, grad_row_beta, mask=rows < queries)
+    tl.store(grad_beta + row, grad_row_beta / row_beta, mask=rows < queries)
 
 
 @triton.jit
@@ -287,7 +289,7 @@ def tempered_backward(
     )
     grad_beta = torch.empty(scores.shape, dtype=torch.float32, device=query.device)
     arguments, settings = kernel_arguments(scores)
-    settings |= value_settings(value)
+    settings |= widths(scores, value)
     value = value if value.stride(-1) == 1 else value.contiguous()
     tensors = (*arguments[:3], value, grad_out, beta.to(torch.float32).contiguous(), lse, delta)
     numbers = (*arguments[3:], *value.stride()[:3])
