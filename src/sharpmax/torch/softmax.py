@@ -82,10 +82,15 @@ def _statistics(rows: LogitRows) -> RowStatistics:
 def _softmax(rows: LogitRows, beta: Tensor | float | None, policy: Policy | None) -> Tensor:
     """Return the weights, of shape (rows, length), at a given β or by a polynomial policy."""
     inputs = [x for x in (rows.logits, beta) if isinstance(x, Tensor)]
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    weights: Tensor = _Softmax.apply(  # type: ignore[no-untyped-call]
-        rows.logits, beta, rows.where, policy, keep
-    )
+    weights: Tensor
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        weights = _Softmax.apply(  # type: ignore[no-untyped-call]
+            rows.logits, beta, rows.where, policy
+        )
+        return weights
+    from sharpmax.torch.kernels import softmax as kernels
+
+    weights, _ = kernels.softmax(rows.logits, rows.where, beta, _settings(policy), keep=False)
     return weights
 
 
@@ -129,12 +134,11 @@ class _Softmax(torch.autograd.Function):
         beta: Tensor | float | None,
         where: Tensor | None,
         policy: Policy | None,
-        keep: bool,
     ) -> Tensor:
         from sharpmax.torch.kernels import softmax as kernels
 
         ctx.beta, ctx.policy = (None if isinstance(beta, Tensor) else beta), policy
-        weights, numbers = kernels.softmax(logits, where, beta, _settings(policy), keep=keep)
+        weights, numbers = kernels.softmax(logits, where, beta, _settings(policy), keep=True)
         ctx.save_for_backward(logits, beta if ctx.beta is None else None, where, numbers)
         return weights
 
@@ -151,11 +155,11 @@ class _Softmax(torch.autograd.Function):
                 return (rows.softmax(beta if ctx.policy is None else ctx.policy(rows)),)
 
             grads = _differentiable(softmax, (logits, beta), (grad_weights,))
-            return (*grads, None, None, None)
+            return (*grads, None, None)
         grads = kernels.softmax_backward(
             logits, where, beta, _settings(ctx.policy), numbers, grad_weights
         )
-        return (*grads, None, None, None)
+        return (*grads, None, None)
 
 
 def _settings(policy: Policy | None) -> dict[str, Any] | None:

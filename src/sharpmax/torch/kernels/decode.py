@@ -407,7 +407,7 @@ def decode(
             CAUSAL=scores.is_causal and queries > 1,
             WINDOW=scores.window is not None,
             SOFTCAP=scores.softcap is not None,
-            MASK=scores.mask is not None,
+            MASK=0 if scores.mask is None else 2,
             BLOCK_D=_power_of_2(width),
             **sizes,
         )

@@ -158,12 +158,11 @@ def tempered(scores: Scores, value: Tensor, beta: Tensor) -> tuple[Tensor, Tenso
 
 def widths(scores: Scores, value: Tensor) -> dict[str, int]:
     """Return the width of the values, and those of tiles of keys and of values."""
-    width = value.shape[3]
-    # Triton 3.6 makes wrong code for half-precision tiles that are 32 wide.
+    # Triton 3.6 made wrong code for narrow tiles of half-precision values.
     narrowest = 16 if scores.query.dtype == torch.float32 else 64
     return {
-        "VALUE_WIDTH": width,
-        "BLOCK_V": max(16, triton.next_power_of_2(width)),
+        "VALUE_WIDTH": value.shape[3],
+        "BLOCK_V": max(narrowest, triton.next_power_of_2(value.shape[3])),
         "BLOCK_D": max(narrowest, triton.next_power_of_2(scores.query.shape[3])),
     }
 

@@ -49,14 +49,21 @@ def is_visible(
     WINDOW: tl.constexpr,
     MASK: tl.constexpr,
 ):
-    """Tell for a tile which keys are seen; `rows` and `columns` broadcast to the tile."""
+    """Tell for a tile which keys are seen; `rows` and `columns` broadcast to the tile.
+
+    A mask of kind 1 is the same for all queries, as padding is: it is read once for a tile's keys.
+    One of kind 2 is read for every logit.
+    """
     visible = (columns < keys) & (rows < queries)
     distance = rows + (keys - queries) - columns
     if CAUSAL:
         visible &= distance >= 0
     if WINDOW:
         visible &= (distance < window) & (distance > -window)
-    if MASK:
+    if MASK == 1:
+        at = mask + columns.to(tl.int64) * mask_k
+        visible &= tl.load(at, mask=columns < keys, other=0) != 0
+    if MASK == 2:
         at = mask + rows.to(tl.int64) * mask_q + columns.to(tl.int64) * mask_k
         visible &= tl.load(at, mask=visible, other=0) != 0
     return visible
@@ -135,7 +142,7 @@ def kernel_arguments(scores: Scores) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "CAUSAL": scores.is_causal,
         "WINDOW": scores.window is not None,
         "SOFTCAP": scores.softcap is not None,
-        "MASK": scores.mask is not None,
+        "MASK": 0 if scores.mask is None else 1 if mask.stride(2) == 0 else 2,
         "BLOCK_D": max(16, triton.next_power_of_2(width)),
     }
     return arguments, settings
