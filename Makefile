@@ -28,6 +28,8 @@ benchmark: $(VENV)/development
 	$(BIN)/python benchmarks/softmax.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/import_time.py
+	$(PIP) --editable '.[report]'
+	$(BIN)/python benchmarks/chart.py
 clean:
 	rm -rf $(VENV)
 

@@ -329,7 +329,7 @@ def test_the_ladder_brings_entropy_within_a_hundredth_of_the_cap(kind, nats, spr
     assert np.all(beta[free] == 1)
     assert np.all(beta[stuck] == policy.maximum)
     np.testing.assert_allclose(reached[~free & ~stuck], nats, rtol=0.01)
-    assert rows.passes.count("entropy_at") == 3
+    assert rows.passes.count("entropy_at") == 3 + stuck.any()
     if not stuck.any() and beta.max() <= 16:
         assert rows.passes.count("ladder") == 1
 
@@ -344,3 +344,26 @@ def test_detached_is_the_same_beta_without_a_gradient():
     assert Detached(by_layer).layer(1) == Detached(by_layer.layer(1))
     with pytest.raises(TypeError, match="base must be a policy"):
         Detached(2.0)
+
+
+@pytest.mark.parametrize("maximum", [3.0, 16.0, 100.0])
+def test_the_ladder_stops_at_the_largest_beta(maximum):
+    logits = np.random.default_rng(1).normal(size=(50, 300))
+    rows = LogitRows.of(logits)
+    policy = EntropyCap(0.9, maximum=maximum)
+    np.testing.assert_allclose(policy(ClimbedRows(rows, [])), policy(rows), rtol=0.02)
+
+
+def test_the_ladder_by_head():
+    logits = torch.randn(2, 3, 5, 300, dtype=torch.float64, generator=torch.Generator())
+    rows = LogitRows.of(logits)
+    settings = {"nats": [0.5, 1.0, 2.0], "maximum": [4.0, 64.0, 1000.0]}
+
+    class Climbed(ClimbedRows):
+        length = rows.length
+
+        def ladder(self, beta: float = 1.0) -> Any:
+            return torch.stack([rows.entropy_at(beta * 2.0**rung)[0] for rung in range(5)], -1)
+
+    policy = PerHead(EntropyCap(1.0), settings)
+    torch.testing.assert_close(policy(Climbed(rows, [])), policy(rows), rtol=0.02, atol=0.0)

@@ -207,25 +207,31 @@ class EntropyCap(Policy):
         entropies = rows.ladder()
         xp = namespace(entropies)
         plain = entropies[..., 0]
-        low, high = xp.ones_like(plain), xp.ones_like(plain) * self.maximum
+        low = xp.ones_like(plain)
+        high = limit = low * self.maximum
         above, below = plain, xp.zeros_like(plain)
+        found = plain <= self.nats
         first = 1.0
         while True:
             for rung in range(entropies.shape[-1]):
                 beta, entropy = first * 2.0**rung, entropies[..., rung]
-                reached = (entropy <= self.nats) & (high == self.maximum)
+                reached = ~found & (beta <= limit) & (entropy <= self.nats)
                 high, below = xp.where(reached, beta, high), xp.where(reached, entropy, below)
-                low = xp.where(entropy > self.nats, beta, low)
-                above = xp.where(entropy > self.nats, entropy, above)
+                found = found | reached
+                climbing = ~found & (beta <= limit)
+                low, above = xp.where(climbing, beta, low), xp.where(climbing, entropy, above)
             first = 2.0 * beta
-            if first > self.maximum or not bool(xp.any(entropies[..., -1] > self.nats)):
+            if not bool(xp.any(~found & (first <= limit))):
                 break
             entropies = rows.ladder(first)
+        if not bool(xp.all(found)):
+            last, _ = rows.entropy_at(limit)
+            below = xp.where(found, below, last)
         tiny = xp.finfo(plain.dtype).smallest_normal
         fall = xp.log(above / xp.where(below > tiny, below, tiny))
         share = xp.log(above / self.nats) / xp.where(fall > 0, fall, 1.0)
         guess = low * (high / low) ** xp.clip(share, 0.0, 1.0)
-        return plain, xp.where(high == self.maximum, above, below), low, high, guess
+        return plain, below, low, high, guess
 
 
 @dataclass(frozen=True)

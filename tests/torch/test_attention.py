@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import sharpmax
-from sharpmax import HELD, PAPER, EntropyCap, Fixed, LogLength, PerHead, RowStatistics
+from sharpmax import HELD, PAPER, Detached, EntropyCap, Fixed, LogLength, PerHead, RowStatistics
 from sharpmax.rows import LogitRows
 from sharpmax.torch import attention, row_statistics
 from sharpmax.torch.attention_rows import AttentionRows
 from sharpmax.torch.scores import Scores
-from sharpmax.torch.tempered import hopper
+from sharpmax.torch.tempered import attend, hopper
 from sharpmax.torch.tempered.fused import attend_by
 
 gpu = pytest.mark.gpu
@@ -469,6 +469,50 @@ def test_a_scale_that_is_not_positive(scale, policy):
     assert_attention_fits(case, torch.float32, "cpu", policy)
 
 
+def test_tensors_of_any_strides():
+    query, key, value = (torch.randn(1, 2, 16, 64) for _ in "qkv")
+    expected = attention(query.mT.contiguous(), key.mT.contiguous(), value.mT.contiguous())
+    torch.testing.assert_close(attention(query.mT, key.mT, value.mT), expected)
+    for implementation in ("flash", "triton", "chunked"):
+        ours = row_statistics(query.mT, key.mT, implementation=implementation).entropy
+        theirs = row_statistics(query.mT, key.mT, implementation="reference").entropy
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_float16_stays_finite_at_any_beta():
+    query, key, value = (torch.randn(1, 2, 20, 16, dtype=torch.float16) for _ in "qkv")
+    by_row = torch.full((1, 2, 20), 65536.0)
+    scores = Scores.of(query, key, is_causal=True, mask=None, window=None, softcap=None, scale=None)
+    for out in (
+        attention(query, key, value, policy=Fixed(70000.0)),
+        attend(scores, value, by_row),
+        attend_by("triton", scores, value, by_row, None),
+    ):
+        assert out.isfinite().all()
+
+
+def test_detached_gives_no_gradient_to_the_policy_either():
+    slope = torch.tensor([0.1, 0.2], requires_grad=True)
+    policy = Detached(PerHead(LogLength(8, 0.0), {"slope": slope}))
+    query, key, value = (torch.randn(1, 2, 20, 16) for _ in "qkv")
+    assert not attention(query, key, value, policy=policy).requires_grad
+    assert attention(query, key, value, policy=policy.base).requires_grad
+
+
+def test_no_gradient_is_lost_through_the_maximum():
+    @dataclass(frozen=True)
+    class ByMaximum(sharpmax.Policy):
+        reads = frozenset({"max"})
+
+        def __call__(self, rows: Any) -> Any:
+            return 1 + rows.max.abs()
+
+    query, key, value = CASES["causal"].tensors(torch.float32, "cpu")
+    with pytest.raises(NotImplementedError, match="no gradient by the rows' maximum"):
+        attention(query, key, value, policy=ByMaximum(), implementation="triton")
+    assert attention(query, key, value, policy=ByMaximum()).requires_grad
+
+
 def test_a_policy_that_reads_the_maximum_gets_it():
     @dataclass(frozen=True)
     class ByLargestWeight(sharpmax.Policy):
@@ -506,7 +550,11 @@ def test_bad_arguments_are_named():
     for message, error, call in [
         ("query must have shape", ValueError, lambda: attention(query[0], key, value)),
         ("key must be a torch.Tensor, got list", TypeError, lambda: attention(query, [], value)),
-        ("query must have a floating", TypeError, lambda: attention(query.int(), key, value)),
+        (
+            "query must have one of the dtypes",
+            TypeError,
+            lambda: attention(query.int(), key, value),
+        ),
         (
             "key must have the dtype of query",
             ValueError,
@@ -541,6 +589,20 @@ def test_bad_arguments_are_named():
             "mask must broadcast to",
             ValueError,
             lambda: attention(query, key, value, mask=torch.ones(3, 5, dtype=torch.bool)),
+        ),
+        ("softcap must be a number", TypeError, lambda: attention(query, key, value, softcap="a")),
+        ("scale must be a number", TypeError, lambda: attention(query, key, value, scale="a")),
+        ("is_causal must be", TypeError, lambda: attention(query, key, value, is_causal="no")),
+        ("lost must be", ValueError, lambda: attention(query, key, value, lost=None)),
+        (
+            "policy must choose a β that broadcasts",
+            ValueError,
+            lambda: attention(query, key, value, policy=Fixed(torch.ones(7, 7))),
+        ),
+        (
+            "leave implementation out",
+            NotImplementedError,
+            lambda: attention(query, key, value, policy=EntropyCap(1.0), implementation="triton"),
         ),
         ("policy must be", TypeError, lambda: attention(query, key, value, policy=2.0)),
         (
@@ -629,7 +691,7 @@ def test_compiles_on_a_gpu(name):
 
 
 @gpu
-@pytest.mark.parametrize("policy", [PAPER, EntropyCap(0.8), LogLength(8, 0.4)])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_long_rows_on_a_gpu(policy):
     case = Case(queries=2500, keys=2500, width=128, value_width=128, settings=causal)
     assert_attention_fits(case, torch.bfloat16, "cuda", policy)

@@ -74,7 +74,7 @@ def attention(
     )
     _require_value(value, scores)
     require_implementation(implementation)
-    if not 0 <= lost < 1:
+    if not isinstance(lost, int | float) or not 0 <= lost < 1:
         raise ValueError(f"lost must be at least 0 and below 1, got {lost}")
     out, statistics = _sharpened(scores, value, policy, implementation, return_statistics, lost)
     return (out, statistics) if return_statistics else out
@@ -90,6 +90,11 @@ def _sharpened(
 ) -> tuple[Tensor, RowStatistics]:
     """Go down the corridor; statistics that nobody reads are NaN."""
     chooses_from_rows = "entropy_at" in policy.reads
+    if chooses_from_rows and implementation is not None and not return_statistics:
+        raise NotImplementedError(
+            f"the {implementation} row statistics cannot tell the entropy at every β, which "
+            "the policy chooses from: leave implementation out"
+        )
     on_gpu = scores.query.device.type == "cuda"
     decodes = on_gpu and implementation is None and not chooses_from_rows
     if decodes and not in_training(policy) and decode.refusal(scores, value) is None:
@@ -106,8 +111,7 @@ def _sharpened(
     if not chooses_from_rows:
         return attend(scores, value, choose(policy, statistics), maximum), statistics
     if on_gpu and attention_rows.refusal(scores) is None:
-        rows = AttentionRows(scores)
-        return attend(scores, value, policy(rows), rows.max), statistics
+        return attend(scores, value, policy(AttentionRows(scores)), maximum), statistics
     return attend_choosing(scores, value, lambda rows, _: policy(rows)), statistics
 
 

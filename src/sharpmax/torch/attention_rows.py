@@ -90,8 +90,8 @@ class AttentionRows:
         entropy = entropies[..., 0]
         query, key = self.scores.query, self.scores.key
         if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
-            beta = self._each(beta).detach()[..., None].to(query.dtype)
-            scores = replace(self.scores, query=query * beta)
+            sharper = self.scores.sharper_query(self._each(beta).detach())
+            scores = replace(self.scores, query=sharper)
             by_query_and_key = triton.row_statistics(scores).entropy
             # The value without the rounding of β·q, and the gradient with it.
             entropy = entropy + by_query_and_key - by_query_and_key.detach()

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 def choose(policy: Policy, statistics: RowStatistics) -> Tensor | float:
     """Return the β that the policy chooses, a number or one for every row."""
     if isinstance(policy, Detached):
-        return choose(policy.base, statistics.detached())
-    if HAS_TRITON and statistics.entropy.device.type == "cuda":
+        beta = choose(policy.base, statistics.detached())
+        return beta.detach() if isinstance(beta, Tensor) else beta
+    reads_entropy = policy.reads == {"entropy"}
+    if HAS_TRITON and reads_entropy and statistics.entropy.device.type == "cuda":
         from sharpmax.torch.kernels.polynomial import polynomial_settings
         from sharpmax.torch.operators import polynomial
 
         if settings := polynomial_settings(policy):
-            beta: Tensor
             beta, _ = polynomial(
                 statistics.entropy,
                 list(settings["COEFFICIENTS"]),
@@ -36,7 +37,8 @@ def choose(policy: Policy, statistics: RowStatistics) -> Tensor | float:
                 settings["minimum"],
                 settings["end"],
             )
-            return beta
+            by_kernel: Tensor = beta
+            return by_kernel
     chosen: Tensor | float = policy(statistics)
     return chosen
 
@@ -45,6 +47,8 @@ def in_training(value: Any) -> bool:
     """Tell whether a policy, or a setting of one, holds a tensor that wants a gradient."""
     if isinstance(value, Tensor):
         return torch.is_grad_enabled() and value.requires_grad
+    if isinstance(value, torch.nn.Module):
+        return any(map(in_training, value.parameters()))
     if isinstance(value, Policy):
         return in_training(value.settings())
     if isinstance(value, dict):

@@ -86,7 +86,7 @@ def decode(
         raise NotImplementedError(
             f"decoding does not keep the rows, which {type(policy).__name__} chooses β from"
         )
-    if isinstance(policy, Detached):
+    while isinstance(policy, Detached):
         policy = policy.base
     length = scores.lengths()
 

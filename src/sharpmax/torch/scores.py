@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 CHUNK_ELEMENTS = 2**22
 """Logits made at a time, over all batches and heads, where they must be made at all."""
 
@@ -62,8 +64,9 @@ class Scores:
                     f"{name} must have shape (batch, heads, length, width), "
                     f"got {tuple(tensor.shape)}"
                 )
-            if not tensor.is_floating_point():
-                raise TypeError(f"{name} must have a floating dtype, got {tensor.dtype}")
+            if tensor.dtype not in DTYPES:
+                known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+                raise TypeError(f"{name} must have one of the dtypes {known}, got {tensor.dtype}")
         require_alike("key", key, query)
         if key.shape[-1] != query.shape[-1]:
             raise ValueError(
@@ -80,6 +83,11 @@ class Scores:
             raise ValueError("query must have a width of at least 1, got 0")
         if window is not None and (not isinstance(window, int) or window < 1):
             raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
+        if not isinstance(is_causal, bool):
+            raise TypeError(f"is_causal must be True or False, got {is_causal!r}")
+        for name, number in (("softcap", softcap), ("scale", scale)):
+            if number is not None and not isinstance(number, int | float):
+                raise TypeError(f"{name} must be a number or None, got {number!r}")
         if softcap is not None and not 0 < softcap < math.inf:
             raise ValueError(f"softcap must be a finite number above 0, got {softcap}")
         if scale is not None and not math.isfinite(scale):
@@ -137,6 +145,22 @@ class Scores:
         """Return what the fused operators take: query, key, mask and settings."""
         settings = self.scale, self.is_causal, self.window, self.softcap
         return self.query, self.key, self.mask, *settings
+
+    def bounded(self, beta: Tensor) -> Tensor:
+        """Return β, but no more than leaves β·q finite in the queries' dtype.
+
+        Only float16 ends so early that it matters, and only for β of many thousands.
+        """
+        if self.query.dtype != torch.float16:
+            return beta
+        largest = self.query.detach().abs().amax(-1).float().clamp(min=1e-7)
+        return torch.minimum(beta, 0.999 * torch.finfo(torch.float16).max / largest)
+
+    def sharper_query(self, beta: Tensor) -> Tensor:
+        """Return β·q in the queries' dtype."""
+        if self.query.dtype != torch.float16:
+            return self.query * beta[..., None].to(self.query.dtype)
+        return (self.query.float() * self.bounded(beta)[..., None]).to(torch.float16)
 
     def lengths(self) -> Tensor:
         """Return how many keys every query sees, in float32 or the query's float64."""

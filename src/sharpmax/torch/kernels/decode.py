@@ -358,7 +358,7 @@ def decode(
     share = triton.cdiv(tiles, _most_splits(stacks, tiles, query.device))
     splits = triton.cdiv(tiles, share)
 
-    share_of_lost = math.log2(lost / tiles) if lost else -math.inf
+    share_of_lost = math.log2(lost / tiles) if lost / tiles else -math.inf
     total = stacks * rows
     logits, tile_tops, masses, sums, tops, betas, negligible, parts, part_sums = _workspace(
         query,

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sharpmax.torch.kernels.polynomial import polynomial_beta
+from sharpmax.torch.kernels.polynomial import polynomial_beta, polynomial_slope
 from sharpmax.torch.kernels.tile import FAR_BELOW, LN_2, LOG2_E
 
 if TYPE_CHECKING:
@@ -71,20 +71,6 @@ def _exp(z):
 def _or_one(total):
     """Return the total, or 1 for a row with nothing visible, whose weights are then 0/1."""
     return tl.where(total == 0, 1.0, total)
-
-
-@triton.jit
-def _polynomial_slope(
-    entropy, threshold, minimum, end, COEFFICIENTS: tl.constexpr, DEGREE: tl.constexpr
-):
-    """Return dβ/dH of `polynomial_beta`: 0 where β is left alone, at its minimum or held."""
-    beta = tl.zeros_like(entropy)
-    slope = tl.zeros_like(entropy)
-    for power in tl.static_range(DEGREE + 1):
-        slope = slope * entropy + beta
-        beta = beta * entropy + COEFFICIENTS[power]
-    varies = (entropy > threshold) & (entropy < end) & (beta > minimum)
-    return tl.where(varies, slope, 0.0)
 
 
 @triton.jit
@@ -332,7 +318,7 @@ def _softmax_backward_kernel(
     if COEFFICIENTS is not None:
         entropy = tl.load(numbers + at * 5 + 3, mask=rows < count, other=0.0)
         l = tl.load(numbers + at * 5 + 4, mask=rows < count, other=1.0)
-        slope = _polynomial_slope(entropy, threshold, minimum, end, COEFFICIENTS, DEGREE)
+        slope = polynomial_slope(entropy, threshold, minimum, end, COEFFICIENTS, DEGREE)
         grad_entropy = tl.sum(d * z, 1) * slope
         deviation = z - (tl.log2(l) * LN_2 - entropy)[:, None]
         grad -= (grad_entropy / l)[:, None] * (_exp(z) * deviation)

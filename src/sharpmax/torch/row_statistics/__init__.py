@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from sharpmax.torch.row_statistics import chunked, flash, hopper, reference, triton
 from sharpmax.torch.scores import Scores
 
@@ -53,7 +55,8 @@ def row_statistics(
     """Return the statistics of every row of attention logits, in memory linear in the length.
 
     Arguments are those of `sharpmax.torch.attention`. The statistics have shape (batch, heads,
-    queries), in float32 (float64 for float64 queries), and are differentiable.
+    queries), in float32 (float64 for float64 queries), and are differentiable; the maximum is so
+    by "chunked" and "reference" alone.
 
     Args:
         implementation: "hopper" (one fused pass, Hopper GPUs, plain logits), "triton" (one
@@ -96,6 +99,11 @@ def require_implementation(name: str | None) -> None:
 
 
 def _refusal(name: str, scores: Scores, reads: frozenset[str]) -> str | None:
-    if name == "flash" and "max" in reads:
-        return "cannot tell the rows' maximum, which the policy reads"
+    if "max" in reads:
+        tensors = scores.query, scores.key
+        in_training = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if name == "flash":
+            return "cannot tell the rows' maximum, which the policy reads"
+        if name in ("hopper", "triton") and in_training:
+            return "have no gradient by the rows' maximum, which the policy reads"
     return IMPLEMENTATIONS[name].refusal(scores)

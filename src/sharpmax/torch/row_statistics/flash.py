@@ -51,7 +51,8 @@ def row_statistics(scores: Scores) -> RowStatistics:
     """Return the statistics; the maximum is not known and therefore NaN."""
     group = scores.query.shape[1] // scores.key.shape[1]
     key = scores.key.repeat_interleave(group, dim=1) if group > 1 else scores.key
-    query = scores.query
+    # The kernels take the last axis for contiguous, and do not say so.
+    query, key = (x if x.stride(-1) == 1 else x.contiguous() for x in (scores.query, key))
     if query.device.type == "cpu":
         # Half precisions would round Σ p·k, and with it the entropy.
         dtype = torch.promote_types(query.dtype, torch.float32)

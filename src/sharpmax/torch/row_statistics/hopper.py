@@ -10,6 +10,7 @@ import torch
 
 from sharpmax.statistics import RowStatistics
 from sharpmax.torch.operators import row_statistics as operator
+from sharpmax.torch.row_statistics.triton import MOST_PLANES
 
 if TYPE_CHECKING:
     from sharpmax.torch.scores import Scores
@@ -30,6 +31,8 @@ def refusal(scores: Scores) -> str | None:
         return f"take widths up to {LARGEST_WIDTH} that are a multiple of 8, got {width}"
     if scores.query.numel() == 0:
         return "need at least one query"
+    if (planes := scores.shape[0] * scores.shape[1]) > MOST_PLANES:
+        return f"take up to {MOST_PLANES} heads over the batch, got {planes}"
     if not scores.scale > 0:
         return f"need a scale above 0, got {scores.scale}"
     return None

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 LARGEST_WIDTH = 256
+MOST_PLANES = 65535
+"""Heads over the batch: as many programs as a GPU launches along a grid's second axis."""
 
 
 def refusal(scores: Scores) -> str | None:
@@ -30,6 +32,8 @@ def refusal(scores: Scores) -> str | None:
         return f"take widths up to {LARGEST_WIDTH}, got {scores.query.shape[-1]}"
     if scores.query.numel() == 0:
         return "need at least one query"
+    if (planes := scores.shape[0] * scores.shape[1]) > MOST_PLANES:
+        return f"take up to {MOST_PLANES} heads over the batch, got {planes}"
     if not scores.scale > 0:
         return f"need a scale above 0, got {scores.scale}"
     return None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from sharpmax.arrays import at_least
 from sharpmax.rows import SMALLEST_BETA
 from sharpmax.torch.tempered import chunked, hopper, sdpa, triton
@@ -49,8 +51,19 @@ def attend(
     """
     beta = at_least(SMALLEST_BETA, beta)
     if not isinstance(beta, int | float):
+        beta = torch.as_tensor(beta, device=value.device)
+        if not _broadcasts(beta.shape, scores.shape):
+            raise ValueError(
+                f"policy must choose a β that broadcasts to {scores.shape}, "
+                f"got one of shape {tuple(beta.shape)}"
+            )
         beta = beta.expand(scores.shape)
     for implementation in FASTEST_FIRST:
         if implementation.refusal(scores, value, beta, maximum) is None:
             return implementation.attend(scores, value, beta, maximum)
     raise AssertionError("chunked takes every call")
+
+
+def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in pairs)

@@ -22,6 +22,7 @@ def attend_by(
     """Attend by the kernels of this name."""
     if isinstance(beta, int | float):
         beta = torch.full(scores.shape, beta, dtype=torch.float32, device=value.device)
+    beta = scores.bounded(beta.float()).contiguous()
     scores = replace(
         scores,
         query=_padded(scores.query),
@@ -30,7 +31,7 @@ def attend_by(
     )
     query, key, *settings = scores.arguments()
     out: Tensor
-    out, _ = tempered(query, key, _padded(value), beta.float(), maximum, *settings, kernels)
+    out, _ = tempered(query, key, _padded(value), beta, maximum, *settings, kernels)
     return out[..., : value.shape[-1]]
 
 

@@ -37,18 +37,18 @@ def refusal(
 def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None) -> Tensor:
     """Attend with β multiplied into the queries."""
     del maximum
-    query = scores.query
-    if not isinstance(beta, int | float):
-        query = query * beta[..., None].to(query.dtype)
-    elif beta != 1:
-        query = query * beta
+    query, scale = scores.query, scores.scale
+    if isinstance(beta, int | float):
+        scale *= beta
+    else:
+        query = scores.sharper_query(beta)
     with sdpa_kernel(FASTEST_FIRST, set_priority=True):
         out: Tensor = scaled_dot_product_attention(
             query,
             scores.key,
             value,
             is_causal=scores.is_square_causal,
-            scale=scores.scale,
+            scale=scale,
             enable_gqa=scores.query.shape[1] != scores.key.shape[1],
         )
     return out
