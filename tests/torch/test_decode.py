@@ -321,7 +321,7 @@ def test_refusals_say_why(monkeypatch):
     assert "torch.compile" in refusal(scores, value)
     monkeypatch.undo()
     if DEVICE == "cpu":
-        monkeypatch.setattr(decoding, "_interpreted", lambda: False)
+        monkeypatch.setattr(decoding, "interpreted", lambda: False)
         assert "need a CUDA device, got cpu" in refusal(scores, value)
     monkeypatch.setattr(decoding, "HAS_TRITON", False)
     assert "need Triton" in refusal(scores, value)

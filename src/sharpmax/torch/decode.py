@@ -8,7 +8,6 @@ are in `kernels/decode.py`, which needs Triton; this module decides whether to t
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,15 +17,13 @@ from sharpmax.arrays import at_least
 from sharpmax.policies import Detached
 from sharpmax.rows import SMALLEST_BETA
 from sharpmax.statistics import RowStatistics
+from sharpmax.torch.row_statistics.triton import HAS_TRITON, LARGEST_WIDTH, interpreted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sharpmax.policy import Policy
     from sharpmax.torch.scores import Scores
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-LARGEST_WIDTH = 256
 
 LOST = 2.0**-16
 """The weight that may be left out by default: 1/128 of the rounding of a bf16 number."""
@@ -42,7 +39,7 @@ def refusal(scores: Scores, value: Tensor) -> str | None:
         return "need Triton, which is not installed"
     if torch.compiler.is_compiling():
         return "cannot be traced by torch.compile"
-    if query.device.type != "cuda" and not _interpreted():
+    if query.device.type != "cuda" and not interpreted():
         return f"need a CUDA device, got {query.device.type}"
     if query.dtype not in MOST_ROWS:
         return f"have no kernel for {query.dtype}"
@@ -117,9 +114,3 @@ def _seen(scores: Scores, value: Tensor) -> tuple[Scores, Tensor]:
     if mask is not None and mask.ndim > 0 and mask.shape[-1] > 1:
         mask = mask[..., first:]
     return replace(scores, key=scores.key[:, :, first:], mask=mask), value[:, :, first:]
-
-
-def _interpreted() -> bool:
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)

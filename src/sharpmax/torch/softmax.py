@@ -6,7 +6,6 @@ whether to take a call, lets the policy choose between the kernels, and connects
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,11 @@ from torch.autograd.forward_ad import unpack_dual
 from sharpmax.arrays import at_least, move_axis
 from sharpmax.rows import SMALLEST_BETA, LogitRows
 from sharpmax.statistics import RowStatistics
+from sharpmax.torch.row_statistics.triton import HAS_TRITON
 
 if TYPE_CHECKING:
     from sharpmax.policy import Policy
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 STATISTICS = frozenset({"max", "lse", "mean", "entropy", "length", "detached"})
 

@@ -24,7 +24,7 @@ def refusal(scores: Scores) -> str | None:
     if not HAS_TRITON:
         return "need Triton, which is not installed"
     device = scores.query.device.type
-    if device != "cuda" and not _interpreted():
+    if device != "cuda" and not interpreted():
         return f"need a CUDA device, got {device}"
     if scores.query.dtype == torch.float64:
         return "have no kernel for torch.float64"
@@ -45,7 +45,8 @@ def row_statistics(scores: Scores) -> RowStatistics:
     return RowStatistics(maximum, lse, entropy, scores.lengths())
 
 
-def _interpreted() -> bool:
+def interpreted() -> bool:
+    """Tell whether Triton's interpreter runs the kernels, on any device."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)
