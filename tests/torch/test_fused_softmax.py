@@ -23,7 +23,7 @@ INF = math.inf
 
 
 @dataclass(frozen=True)
-class LargestWeight(Policy):
+class ByTopShare(Policy):
     """β from the logarithm of the largest weight, for what the others do not read."""
 
     gain: float
@@ -257,7 +257,7 @@ def test_a_half_precisions_most_negative_number_is_hidden():
 
 
 def test_the_maximum_is_read_where_no_gradient_is_wanted():
-    logits, policy = random(4, 9).to(DEVICE), LargestWeight(0.5)
+    logits, policy = random(4, 9).to(DEVICE), ByTopShare(0.5)
     torch.testing.assert_close(fused(logits, policy), composite(logits, policy))
 
 
@@ -300,7 +300,7 @@ def test_refuses_what_the_kernels_cannot_take():
     assert refused(logits.double())
     assert refused(logits, EntropyCap(1.0))
     assert refused(logits[:0])
-    assert refused(logits.clone().requires_grad_(), LargestWeight(0.5))
+    assert refused(logits.clone().requires_grad_(), ByTopShare(0.5))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
