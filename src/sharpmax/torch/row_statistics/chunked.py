@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from sharpmax.statistics import RowStatistics
-from sharpmax.torch.checkpoint import checkpointed
+from sharpmax.torch.chunks import by_chunks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,5 +29,5 @@ def row_statistics(scores: Scores) -> RowStatistics:
         logits = scores.logits(queries, keys)
         return RowStatistics.from_logits(logits, where=scores.visible(queries, keys))
 
-    parts = [checkpointed(of, queries) for queries in scores.chunks()]
-    return RowStatistics(*(torch.cat(part, dim=-1) for part in zip(*parts, strict=True)))
+    maximum, lse, entropy, length = by_chunks(of, scores.chunks(), scores.shape[2])
+    return RowStatistics(maximum, lse, entropy, length)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from sharpmax.rows import LogitRows
-from sharpmax.torch.checkpoint import checkpointed
+from sharpmax.torch.chunks import by_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +40,7 @@ def attend_choosing(
     batch, heads, _, _ = scores.query.shape
     key_heads = scores.key.shape[1]
 
-    def of(queries: slice) -> Tensor:
+    def of(queries: slice) -> tuple[Tensor]:
         keys = scores.keys_seen(queries)
         logits = scores.logits(queries, keys)
         rows = LogitRows.of(logits, where=scores.visible(queries, keys))
@@ -50,6 +48,7 @@ def attend_choosing(
         size, rows_a_key_head = weights.shape[2], heads // key_heads * weights.shape[2]
         stacked = weights.reshape(batch, key_heads, rows_a_key_head, weights.shape[-1])
         out = stacked @ value[:, :, keys].to(weights.dtype)
-        return out.view(batch, heads, size, value.shape[-1]).to(dtype=value.dtype)
+        return (out.view(batch, heads, size, value.shape[-1]).to(dtype=value.dtype),)
 
-    return torch.cat([checkpointed(of, queries) for queries in scores.chunks()], dim=2)
+    (out,) = by_chunks(of, scores.chunks(), scores.shape[2])
+    return out
