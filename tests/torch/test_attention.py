@@ -306,9 +306,14 @@ def assert_rows_fit(case: Case, dtype: torch.dtype, device: str) -> None:
         grad = torch.randn(scores.shape, generator=torch.Generator().manual_seed(4)).to(device)
         free = (truth > 1) & (truth < 50)
         leaves, exact_leaves = (query, key), (exact_query, exact_key)
+        # The same precision: β is folded into the query, and β's gradient is −(∂H/∂s)/(∂H/∂β).
+        folded = materialised(case, scores.sharper_query(ours.detach()), key)
+        entropy, _ = LogitRows.of(folded, where=seen).entropy_at(1.0)
+        _, slope = exact.entropy_at(truth.detach())
+        same_beta = -entropy / torch.where(free, slope.detach(), 1.0)
         grads = [
             torch.autograd.grad(torch.where(free, beta, 0).mul(grad).sum(), of)
-            for beta, of in ((ours, leaves), (cap(same), leaves), (truth, exact_leaves))
+            for beta, of in ((ours, leaves), (same_beta, leaves), (truth, exact_leaves))
         ]
         for x, y, z in zip(*grads, strict=True):
             assert (x.double() - z).norm() <= 2 * (y.double() - z).norm() + 0.05 * z.norm() + 1e-4
@@ -593,7 +598,7 @@ def test_bad_arguments_are_named():
         ("softcap must be a number", TypeError, lambda: attention(query, key, value, softcap="a")),
         ("scale must be a number", TypeError, lambda: attention(query, key, value, scale="a")),
         ("is_causal must be", TypeError, lambda: attention(query, key, value, is_causal="no")),
-        ("lost must be", ValueError, lambda: attention(query, key, value, lost=None)),
+        ("lost must be", ValueError, lambda: attention(query, key, value, lost="0")),
         (
             "policy must choose a β that broadcasts",
             ValueError,
@@ -680,14 +685,12 @@ def test_compiles_on_a_gpu(name):
     expected = attention(*tensors, **case.settings)
     compiled = torch.compile(lambda *x: attention(*x, **case.settings), fullgraph=True)
     out = compiled(*tensors)
-    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
     grad = torch.randn_like(out)
-    for ours, theirs in zip(
-        torch.autograd.grad(out, tensors, grad),
-        torch.autograd.grad(expected, tensors, grad),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, atol=5e-2, rtol=5e-2)
+    results = out, *torch.autograd.grad(out, tensors, grad)
+    eager = expected, *torch.autograd.grad(expected, tensors, grad)
+    for ours, theirs in zip(results, eager, strict=True):
+        # They may run on different kernels: equal but for the rounding of bf16.
+        assert (ours.double() - theirs.double()).norm() <= 2e-2 * theirs.double().norm()
 
 
 @gpu

@@ -23,13 +23,13 @@ rows, columns = tiles([1, 1, 64, 64]), tiles([1, 1, 128, 64])
 numbers = tiles([1, 128], "fp32", gl.float32)
 constants = {"GROUP": 2, "CAUSAL": True, "STAGES": 2, "REGISTERS": 160, "num_warps": 4}
 for kernel, types in [
-    (statistics_kernel, [rows, columns, *["*fp32"] * 3, *["i32"] * 3, "fp32"]),
+    (statistics_kernel, [rows, columns, *["*fp32"] * 3, *["i32"] * 4, "fp32", "fp32"]),
     (
         tempered_kernel,
-        [rows, columns, columns, "*fp32", "*fp32", "*bf16", "*fp32", *["i32"] * 4, "fp32"],
+        [rows, columns, columns, "*fp32", "*fp32", "*bf16", "*fp32", *["i32"] * 5, "fp32"],
     ),
-    (grad_query_kernel, [rows, columns, "*fp32", "*bf16", *["i32"] * 5, "fp32", "fp32"]),
-    (grad_key_kernel, [columns, rows, numbers, "*bf16", *["i32"] * 4, "fp32", "fp32"]),
+    (grad_query_kernel, [rows, columns, "*fp32", "*bf16", *["i32"] * 6, "fp32", "fp32"]),
+    (grad_key_kernel, [columns, rows, numbers, "*bf16", *["i32"] * 5, "fp32", "fp32"]),
 ]:
     names = kernel.arg_names
     types = iter(types)

@@ -32,7 +32,7 @@ def attention(
     scale: float | None = None,
     implementation: str | None = None,
     return_statistics: bool = False,
-    lost: float = decode.LOST,
+    lost: float | None = None,
 ) -> Tensor | tuple[Tensor, RowStatistics]:
     """Return softmax(β·logits)·value, with β chosen for every row by `policy`.
 
@@ -59,8 +59,8 @@ def attention(
         return_statistics: Whether to return the plain logits' `RowStatistics` as well.
         lost: The most of a row's weight that may be left out where a few queries decode over a
             long cache on a GPU, so that values without weight need not be read; the output
-            moves by at most 2·lost·max|value|. The default is 1/128 of a bf16 number's
-            rounding; 0 leaves nothing out.
+            moves by at most 2·lost·max|value|. By default it is 1/256 of the rounding of the
+            dtype; 0 leaves nothing out.
     """
     require_policy(policy)
     scores = Scores.of(
@@ -74,7 +74,7 @@ def attention(
     )
     _require_value(value, scores)
     require_implementation(implementation)
-    if not isinstance(lost, int | float) or not 0 <= lost < 1:
+    if lost is not None and (not isinstance(lost, int | float) or not 0 <= lost < 1):
         raise ValueError(f"lost must be at least 0 and below 1, got {lost}")
     out, statistics = _sharpened(scores, value, policy, implementation, return_statistics, lost)
     return (out, statistics) if return_statistics else out
@@ -86,7 +86,7 @@ def _sharpened(
     policy: Policy,
     implementation: str | None,
     return_statistics: bool,
-    lost: float,
+    lost: float | None,
 ) -> tuple[Tensor, RowStatistics]:
     """Go down the corridor; statistics that nobody reads are NaN."""
     chooses_from_rows = "entropy_at" in policy.reads

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sharpmax.policy import Policy
     from sharpmax.torch.scores import Scores
 
-LOST = 2.0**-16
-"""The weight that may be left out by default: 1/128 of the rounding of a bf16 number."""
+LOST = 2.0**-9
+"""The weight that may be left out by default, in units of the dtype's eps: 2⁻¹⁶ for bf16."""
 
 MOST_ROWS = {torch.float32: 16, torch.float16: 64, torch.bfloat16: 64}
 """The most rows that share their keys (queries times the heads to a key head), by dtype."""
@@ -60,7 +60,7 @@ def refusal(scores: Scores, value: Tensor) -> str | None:
 
 
 def decode(
-    scores: Scores, value: Tensor, policy: Policy, lost: float = LOST
+    scores: Scores, value: Tensor, policy: Policy, lost: float | None = None
 ) -> tuple[Tensor, RowStatistics]:
     """Return softmax(β·logits)·value and the statistics of the plain logits.
 
@@ -70,11 +70,11 @@ def decode(
         scores: The logits of the queries.
         value: Of shape (batch, key heads, keys, value width).
         policy: Chooses β; it may read anything but the rows themselves ("entropy_at").
-        lost: The most of a row's weight that may be left out, below 1. Relative to the row's
-            largest weight, a tile of keys is left out where its weights sum to less than
-            lost / tiles, by a bound: together these are below `lost`, and the row's sum is at
-            least 1. The rest is normalised to 1, so the output moves by at most
-            2·lost·max|value|. With 0 nothing is left out.
+        lost: The most of a row's weight that may be left out, below 1. The tiles of keys that
+            weigh least are left out as long as their weights, relative to the row's largest,
+            sum to `lost` at most, by a bound; the row's whole sum is at least 1. The rest is
+            normalised to 1, so the output moves by at most 2·lost·max|value|. With 0 nothing
+            is left out; None is 1/256 of the rounding of the dtype.
     """
     from sharpmax.torch.kernels import decode as kernel
     from sharpmax.torch.kernels.polynomial import polynomial_settings
@@ -85,6 +85,8 @@ def decode(
         )
     while isinstance(policy, Detached):
         policy = policy.base
+    if lost is None:
+        lost = LOST * torch.finfo(value.dtype).eps
     length = scores.lengths()
 
     def choose(maximum: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:

@@ -203,6 +203,7 @@ def _choose_kernel(
     l = tl.where(nothing, 1.0, l)
     minus_infinity = float("-inf")
     h = (tl.log2(l) - u / l) * LN_2
+    h = tl.where(h < 0, 0.0, h)
     tl.store(maximum + row, tl.where(nothing, minus_infinity, m * LN_2))
     tl.store(lse + row, tl.where(nothing, minus_infinity, (m + tl.log2(l)) * LN_2))
     tl.store(entropy + row, h)

@@ -132,7 +132,9 @@ def _ladder_kernel(
         m = new
     inside = rows < queries
     safe = tl.where(l == 0, 1.0, l)
-    h = tl.where(l == 0, 0.0, (tl.log2(safe) - power * u / safe) * LN_2)
+    # A fused multiply-add may leave the largest z a rounding off 0, and an entropy below it.
+    h = (tl.log2(safe) - power * u / safe) * LN_2
+    h = tl.where((l == 0) | (h < 0), 0.0, h)
     at = row[:, None] * RUNGS + rung
     tl.store(entropies + at, h, mask=inside[:, None] & (rung < RUNGS))
     mean = tl.sum(tl.where(rung == 0, u / safe, 0.0), 1)

@@ -155,7 +155,8 @@ def _forward_kernel(
     inside = rows < queries
     tl.store(maximum + out, tl.where(nothing, minus_infinity, m * LN_2), mask=inside)
     tl.store(lse + out, tl.where(nothing, minus_infinity, (m + tl.log2(l)) * LN_2), mask=inside)
-    tl.store(entropy + out, (tl.log2(l) - u / l) * LN_2, mask=inside)
+    h = (tl.log2(l) - u / l) * LN_2
+    tl.store(entropy + out, tl.where(h < 0, 0.0, h), mask=inside)
 
 
 def statistics(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 from typing import TYPE_CHECKING
 
 import torch
 
 from sharpmax.statistics import RowStatistics
 from sharpmax.torch.operators import row_statistics as operator
-from sharpmax.torch.row_statistics.triton import MOST_PLANES
+from sharpmax.torch.row_statistics.triton import HAS_TRITON, MOST_PLANES
 
 if TYPE_CHECKING:
     from sharpmax.torch.scores import Scores
 
 LARGEST_WIDTH = 128
+SMALLEST_SCALE = 1e-6
+"""Divided by less, a masked logit would not be finite."""
 
 
 def refusal(scores: Scores) -> str | None:
@@ -33,8 +35,8 @@ def refusal(scores: Scores) -> str | None:
         return "need at least one query"
     if (planes := scores.shape[0] * scores.shape[1]) > MOST_PLANES:
         return f"take up to {MOST_PLANES} heads over the batch, got {planes}"
-    if not scores.scale > 0:
-        return f"need a scale above 0, got {scores.scale}"
+    if not scores.scale >= SMALLEST_SCALE:
+        return f"need a scale of at least {SMALLEST_SCALE}, got {scores.scale}"
     return None
 
 
@@ -44,12 +46,17 @@ def row_statistics(scores: Scores) -> RowStatistics:
     return RowStatistics(maximum, lse, entropy, scores.lengths())
 
 
-@functools.cache
 def _has_kernels(device: torch.device) -> bool:
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    if importlib.util.find_spec("triton") is None:
-        return False
+    return HAS_TRITON and torch.cuda.get_device_capability(device)[0] == 9 and _has_gluon()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_gluon() -> bool:
+    return _imports_kernels()
+
+
+@functools.cache
+def _imports_kernels() -> bool:
     try:
         importlib.import_module("sharpmax.torch.kernels.hopper.stream")
     except ImportError:

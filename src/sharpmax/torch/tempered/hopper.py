@@ -34,8 +34,9 @@ def refusal(
     )
     if in_training and not (scores.sees_all or scores.is_square_causal):
         return "have no backward pass for a causal mask with more keys than queries"
-    if in_training and not _cudnn_takes(scores, value):
-        return "have no backward pass where cuDNN has none"
+    # The question to cuDNN cannot be traced.
+    if in_training and (torch.compiler.is_compiling() or not _cudnn_takes(scores, value)):
+        return "have no backward pass where cuDNN has none, and none under torch.compile"
     return None
 
 

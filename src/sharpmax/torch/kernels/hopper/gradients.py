@@ -31,12 +31,15 @@ from sharpmax.torch.kernels.hopper.stream import (
     barriers,
     base_2,
     copied,
+    copied_rows,
     copy_columns,
     copy_rows,
     copy_tile,
     is_visible,
+    item_of,
     keys_of_rows,
-    one_barrier,
+    programs,
+    row_item,
     row_values,
     store_rows,
     tiles_of,
@@ -57,51 +60,64 @@ def _grad_logits(x, scale, level, a, b):
 
 
 @gluon.jit
-def _copy_keys(q, k, memory, batch, head, key_head, start, tiles, STAGES: gl.constexpr):
-    q_tiles, k_tiles, q_full, k_full, k_empty = memory
-    copy_rows(q, q_tiles, q_full, batch, head, start)
-    for i in range(tiles):
-        copy_columns(k, k_tiles, k_full, k_empty, batch, key_head, i * COLUMNS, i, STAGES)
+def _copy_keys(q, k, memory, work, GROUP: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
+    q_tiles, k_tiles, q_full, q_empty, k_full, k_empty = memory
+    _, _, planes, heads, queries, keys, _, _, _, _ = work
+    items = planes * gl.cdiv(queries, WARPGROUPS * ROWS)
+    step = 0
+    for turn in range(gl.cdiv(items, gl.num_programs(0))):
+        item = item_of(turn, items)
+        if item < items:
+            plane, start, tiles = row_item(item, planes, queries, keys, CAUSAL)
+            batch = plane // heads
+            head = plane % heads
+            copy_rows(q, q_tiles, q_full, q_empty, batch, head, start, turn)
+            for i in range(tiles):
+                first = i * COLUMNS
+                copy_columns(k, k_tiles, k_full, k_empty, batch, head // GROUP, first, step, STAGES)
+                step += 1
 
 
 @gluon.jit
 def _compute_grad_query(
     memory, work, WARPGROUP: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr
 ):
-    q_tiles, k_tiles, q_full, k_full, k_empty = memory
-    values, grad_q, plane, start, tiles, queries, keys, width, stride, scale, scale_2 = work
-    shape: gl.constexpr = q_tiles.shape
+    q_tiles, k_tiles, q_full, q_empty, k_full, k_empty = memory
+    values, grad_q, planes, _, queries, keys, width, stride, scale, scale_2 = work
+    block: gl.constexpr = q_tiles.shape[4]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape[4], 16])
+    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
-    first = start + ROWS * WARPGROUP
-    rows = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    inside = rows < queries
-    at = values + plane.to(gl.int64) * 3 * stride + rows
-    level = gl.expand_dims(gl.load(at, mask=inside, other=0.0), 1)
-    a = gl.expand_dims(gl.load(at + stride, mask=inside, other=0.0), 1)
-    b = gl.expand_dims(gl.load(at + 2 * stride, mask=inside, other=0.0), 1)
-    q_tile = q_tiles.index(WARPGROUP).reshape([shape[3], shape[4]])
-    whole, seen = keys_of_rows(first, queries, keys, CAUSAL)
-    acc = gl.full([ROWS, shape[4]], 0.0, gl.float32, out_layout)
     zeros = gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout)
-    mbarrier.wait(q_full, 0)
-    for i in range(whole):
-        k_tile = copied(k_tiles, k_full, i, STAGES)
-        x = warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False)
-        grad = _grad_logits(x, scale_2, level, a, b)
-        acc = warpgroup_mma(gl.convert_layout(grad.to(q_tiles.dtype), weight_layout), k_tile, acc)
-        mbarrier.arrive(k_empty.index(i % STAGES))
-    for i in range(whole, tiles):
-        k_tile = copied(k_tiles, k_full, i, STAGES)
-        if i * COLUMNS < seen:
-            x = warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False)
-            visible = is_visible(rows, i * COLUMNS, queries, keys, layout, CAUSAL)
-            grad = gl.where(visible, _grad_logits(x, scale_2, level, a, b), 0.0)
-            grad = gl.convert_layout(grad.to(q_tiles.dtype), weight_layout)
-            acc = warpgroup_mma(grad, k_tile, acc)
-        mbarrier.arrive(k_empty.index(i % STAGES))
-    store_rows(grad_q, acc * scale, plane, first, queries, width)
+    items = planes * gl.cdiv(queries, WARPGROUPS * ROWS)
+    step = 0
+    for turn in range(gl.cdiv(items, gl.num_programs(0))):
+        item = item_of(turn, items)
+        if item < items:
+            plane, start, tiles = row_item(item, planes, queries, keys, CAUSAL)
+            first = start + ROWS * WARPGROUP
+            rows = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+            inside = rows < queries
+            at = values + plane.to(gl.int64) * 3 * stride + rows
+            level = gl.expand_dims(gl.load(at, mask=inside, other=0.0), 1)
+            a = gl.expand_dims(gl.load(at + stride, mask=inside, other=0.0), 1)
+            b = gl.expand_dims(gl.load(at + 2 * stride, mask=inside, other=0.0), 1)
+            whole, _ = keys_of_rows(first, queries, keys, CAUSAL)
+            acc = gl.full([ROWS, block], 0.0, gl.float32, out_layout)
+            q_tile = copied_rows(q_tiles, q_full, turn, WARPGROUP)
+            for i in range(tiles):
+                k_tile = copied(k_tiles, k_full, step, STAGES)
+                x = warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False)
+                grad = _grad_logits(x, scale_2, level, a, b)
+                if i >= whole:
+                    visible = is_visible(rows, i * COLUMNS, queries, keys, layout, CAUSAL)
+                    grad = gl.where(visible, grad, 0.0)
+                grad = gl.convert_layout(grad.to(q_tiles.dtype), weight_layout)
+                acc = warpgroup_mma(grad, k_tile, acc)
+                mbarrier.arrive(k_empty.index(step % STAGES))
+                step += 1
+            mbarrier.arrive(q_empty.index(turn % 2))
+            store_rows(grad_q, acc * scale, plane, first, queries, width)
 
 
 @gluon.jit
@@ -110,6 +126,7 @@ def grad_query_kernel(
     k,
     values,
     grad_q,
+    planes,
     heads,
     queries,
     keys,
@@ -123,27 +140,21 @@ def grad_query_kernel(
     REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    start = (gl.num_programs(0) - 1 - gl.program_id(0)) * WARPGROUPS * ROWS
-    plane = gl.program_id(1)
-    batch = plane // heads
-    head = plane % heads
-    last = start + (WARPGROUPS - 1) * ROWS
-    _, seen = keys_of_rows(last, queries, keys, CAUSAL)
-    tiles = gl.cdiv(seen, COLUMNS)
-    q_tiles = gl.allocate_shared_memory(q.dtype, [WARPGROUPS] + q.block_type.shape, q.layout)
+    q_tiles = gl.allocate_shared_memory(q.dtype, [2 * WARPGROUPS] + q.block_type.shape, q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES] + k.block_type.shape, k.layout)
-    q_full = one_barrier()
+    q_full = barriers(2, 1)
+    q_empty = barriers(2, WARPGROUPS)
     k_full = barriers(STAGES, 1)
     k_empty = barriers(STAGES, WARPGROUPS)
     fence_async_shared()
-    memory = (q_tiles, k_tiles, q_full, k_full, k_empty)
-    work = (values, grad_q, plane, start, tiles, queries, keys, width, stride, scale, scale_2)
+    memory = (q_tiles, k_tiles, q_full, q_empty, k_full, k_empty)
+    work = (values, grad_q, planes, heads, queries, keys, width, stride, scale, scale_2)
     gl.warp_specialize(
         [
             (_compute_grad_query, (memory, work, 0, CAUSAL, STAGES)),
             (_compute_grad_query, (memory, work, 1, CAUSAL, STAGES)),
             (_compute_grad_query, (memory, work, 2, CAUSAL, STAGES)),
-            (_copy_keys, (q, k, memory, batch, head, head // GROUP, start, tiles, STAGES)),
+            (_copy_keys, (q, k, memory, work, GROUP, CAUSAL, STAGES)),
         ],
         [4, 4, 1],
         [REGISTERS, REGISTERS, 24],
@@ -151,35 +162,59 @@ def grad_query_kernel(
 
 
 @gluon.jit
+def _key_item(item, planes, queries, keys, CAUSAL: gl.constexpr):
+    """Return the plane of an item, its first key, and the tiles of queries that see any."""
+    # The first keys are seen by the most queries, and go first.
+    start = item // planes * WARPGROUPS * ROWS
+    low = 0
+    if CAUSAL:
+        low = gl.minimum(gl.maximum(start - (keys - queries), 0), queries) // COLUMNS
+    return item % planes, start, low, gl.cdiv(queries, COLUMNS) - low
+
+
+@gluon.jit
 def _copy_queries(
-    q,
-    k,
-    values,
-    memory,
-    work,
-    GROUP: gl.constexpr,
-    STAGES: gl.constexpr,
+    q, k, values, memory, work, GROUP: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr
 ):
-    batch, key_head, heads, start, low, tiles = work
-    k_tiles, q_tiles, value_tiles, k_full, q_full, q_empty = memory
-    copy_rows(k, k_tiles, k_full, batch, key_head, start)
-    for step in range(GROUP * tiles):
-        stage = step % STAGES
-        head = key_head * GROUP + step // tiles
-        first = (low + step % tiles) * COLUMNS
-        full = q_full.index(stage)
-        mbarrier.wait(q_empty.index(stage), (step // STAGES & 1) ^ 1)
-        mbarrier.expect(full, q.block_type.nbytes + 3 * values.block_type.nbytes)
-        copy_tile(q, [batch, head, first, 0], full, q_tiles.index(stage))
-        for j in gl.static_range(3):
-            plane = (batch * heads + head) * 3 + j
-            copy_tile(values, [plane, first], full, value_tiles.index(3 * stage + j))
+    k_tiles, q_tiles, value_tiles, k_full, k_empty, q_full, q_empty = memory
+    _, planes, heads, queries, keys, _, _, _ = work
+    items = planes * gl.cdiv(keys, WARPGROUPS * ROWS)
+    key_heads = heads // GROUP
+    count = 0
+    for turn in range(gl.cdiv(items, gl.num_programs(0))):
+        item = item_of(turn, items)
+        if item < items:
+            plane, start, low, tiles = _key_item(item, planes, queries, keys, CAUSAL)
+            batch = plane // key_heads
+            key_head = plane % key_heads
+            copy_rows(k, k_tiles, k_full, k_empty, batch, key_head, start, turn)
+            for step in range(GROUP * tiles):
+                stage = count % STAGES
+                head = key_head * GROUP + step // tiles
+                first = (low + step % tiles) * COLUMNS
+                full = q_full.index(stage)
+                mbarrier.wait(q_empty.index(stage), (count // STAGES & 1) ^ 1)
+                mbarrier.expect(full, q.block_type.nbytes + 3 * values.block_type.nbytes)
+                copy_tile(q, [batch, head, first, 0], full, q_tiles.index(stage))
+                for j in gl.static_range(3):
+                    row = (batch * heads + head) * 3 + j
+                    copy_tile(values, [row, first], full, value_tiles.index(3 * stage + j))
+                count += 1
 
 
 @gluon.jit
 def _column_values(value_tiles, at, layout: gl.constexpr):
     tile = value_tiles.index(at).reshape([COLUMNS])
     return gl.expand_dims(tile.load(gl.SliceLayout(0, layout)), 0)
+
+
+@gluon.jit
+def _grad_of_columns(x, scale, value_tiles, stage):
+    layout: gl.constexpr = x.type.layout
+    level = _column_values(value_tiles, 3 * stage, layout)
+    a = _column_values(value_tiles, 3 * stage + 1, layout)
+    b = _column_values(value_tiles, 3 * stage + 2, layout)
+    return _grad_logits(x, scale, level, a, b)
 
 
 @gluon.jit
@@ -191,38 +226,45 @@ def _compute_grad_key(
     CAUSAL: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    k_tiles, q_tiles, value_tiles, k_full, q_full, q_empty = memory
-    grad_k, plane, start, low, tiles, queries, keys, width, scale, scale_2 = work
-    shape: gl.constexpr = k_tiles.shape
+    k_tiles, q_tiles, value_tiles, k_full, k_empty, q_full, q_empty = memory
+    grad_k, planes, _, queries, keys, width, scale, scale_2 = work
+    block: gl.constexpr = k_tiles.shape[4]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shape[4], 16])
+    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
-    # In units of the queries' positions: query i sees the keys up to i.
-    first = start + ROWS * WARPGROUP - (keys - queries)
-    rows = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    k_tile = k_tiles.index(WARPGROUP).reshape([shape[3], shape[4]])
-    acc = gl.full([ROWS, shape[4]], 0.0, gl.float32, out_layout)
     zeros = gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout)
-    mbarrier.wait(k_full, 0)
-    for step in range(GROUP * tiles):
-        stage = step % STAGES
-        begin = (low + step % tiles) * COLUMNS
-        q_tile = copied(q_tiles, q_full, step, STAGES)
-        if begin + COLUMNS > first or not CAUSAL:
-            x = warpgroup_mma(k_tile, q_tile.permute((1, 0)), zeros, use_acc=False)
-            level = _column_values(value_tiles, 3 * stage, layout)
-            a = _column_values(value_tiles, 3 * stage + 1, layout)
-            b = _column_values(value_tiles, 3 * stage + 2, layout)
-            grad = _grad_logits(x, scale_2, level, a, b)
+    items = planes * gl.cdiv(keys, WARPGROUPS * ROWS)
+    count = 0
+    for turn in range(gl.cdiv(items, gl.num_programs(0))):
+        item = item_of(turn, items)
+        if item < items:
+            plane, start, low, tiles = _key_item(item, planes, queries, keys, CAUSAL)
+            # In units of the queries' positions: query i sees the keys up to i.
+            first = start + ROWS * WARPGROUP - (keys - queries)
+            acc = gl.full([ROWS, block], 0.0, gl.float32, out_layout)
+            k_tile = copied_rows(k_tiles, k_full, turn, WARPGROUP)
+            masked = 0
             if CAUSAL:
-                if begin < first + ROWS - 1:
-                    columns = begin + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
-                    visible = gl.expand_dims(columns, 0) >= gl.expand_dims(rows, 1)
+                # Up to here some query of a tile may not see some key.
+                hidden = gl.cdiv(gl.maximum(first + ROWS - 1, 0), COLUMNS) - low
+                masked = gl.minimum(gl.maximum(hidden, 0), tiles)
+            for step in range(GROUP * tiles):
+                i = step % tiles
+                q_tile = copied(q_tiles, q_full, count, STAGES)
+                x = warpgroup_mma(k_tile, q_tile.permute((1, 0)), zeros, use_acc=False)
+                grad = _grad_of_columns(x, scale_2, value_tiles, count % STAGES)
+                if i < masked:
+                    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+                    column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
+                    column += (low + i) * COLUMNS
+                    visible = gl.expand_dims(column, 0) >= gl.expand_dims(row, 1)
                     grad = gl.where(visible, grad, 0.0)
-            grad = gl.convert_layout(grad.to(q_tiles.dtype), weight_layout)
-            acc = warpgroup_mma(grad, q_tile, acc)
-        mbarrier.arrive(q_empty.index(stage))
-    store_rows(grad_k, acc * scale, plane, start + ROWS * WARPGROUP, keys, width)
+                grad = gl.convert_layout(grad.to(q_tiles.dtype), weight_layout)
+                acc = warpgroup_mma(grad, q_tile, acc)
+                mbarrier.arrive(q_empty.index(count % STAGES))
+                count += 1
+            mbarrier.arrive(k_empty.index(turn % 2))
+            store_rows(grad_k, acc * scale, plane, start + ROWS * WARPGROUP, keys, width)
 
 
 @gluon.jit
@@ -231,6 +273,7 @@ def grad_key_kernel(
     k,
     values,
     grad_k,
+    planes,
     heads,
     queries,
     keys,
@@ -243,33 +286,24 @@ def grad_key_kernel(
     REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    # The first keys are seen by the most queries, and go first as they are.
-    start = gl.program_id(0) * WARPGROUPS * ROWS
-    plane = gl.program_id(1)
-    batch = plane // (heads // GROUP)
-    key_head = plane % (heads // GROUP)
-    low = 0
-    if CAUSAL:
-        low = gl.minimum(gl.maximum(start - (keys - queries), 0), queries) // COLUMNS
-    tiles = gl.cdiv(queries, COLUMNS) - low
-    k_tiles = gl.allocate_shared_memory(k.dtype, [WARPGROUPS] + k.block_type.shape, k.layout)
+    k_tiles = gl.allocate_shared_memory(k.dtype, [2 * WARPGROUPS] + k.block_type.shape, k.layout)
     q_tiles = gl.allocate_shared_memory(q.dtype, [STAGES] + q.block_type.shape, q.layout)
     value_tiles = gl.allocate_shared_memory(
         gl.float32, [3 * STAGES] + values.block_type.shape, values.layout
     )
-    k_full = one_barrier()
+    k_full = barriers(2, 1)
+    k_empty = barriers(2, WARPGROUPS)
     q_full = barriers(STAGES, 1)
     q_empty = barriers(STAGES, WARPGROUPS)
     fence_async_shared()
-    memory = (k_tiles, q_tiles, value_tiles, k_full, q_full, q_empty)
-    work = (grad_k, plane, start, low, tiles, queries, keys, width, scale, scale_2)
-    copying = (batch, key_head, heads, start, low, tiles)
+    memory = (k_tiles, q_tiles, value_tiles, k_full, k_empty, q_full, q_empty)
+    work = (grad_k, planes, heads, queries, keys, width, scale, scale_2)
     gl.warp_specialize(
         [
             (_compute_grad_key, (memory, work, 0, GROUP, CAUSAL, STAGES)),
             (_compute_grad_key, (memory, work, 1, GROUP, CAUSAL, STAGES)),
             (_compute_grad_key, (memory, work, 2, GROUP, CAUSAL, STAGES)),
-            (_copy_queries, (q, k, values, memory, copying, GROUP, STAGES)),
+            (_copy_queries, (q, k, values, memory, work, GROUP, CAUSAL, STAGES)),
         ],
         [4, 4, 1],
         [REGISTERS, REGISTERS, 24],
@@ -316,21 +350,25 @@ def gradients(
         "num_warps": 4,
     }
     scales = scores.scale, base_2(scores.scale)
-    grad_query_kernel[(triton.cdiv(queries, TILE_ROWS), batch * heads)](
+    planes = batch * heads
+    grad_query_kernel[programs(planes * triton.cdiv(queries, TILE_ROWS), query.device)](
         tiles_of(query, ROWS.value),
         tiles_of(key, TILE_COLUMNS),
         values,
         grad_query,
+        planes,
         *numbers,
         values.shape[-1],
         *scales,
         **settings,
     )
-    grad_key_kernel[(triton.cdiv(keys, TILE_ROWS), batch * key.shape[1])](
+    planes = batch * key.shape[1]
+    grad_key_kernel[programs(planes * triton.cdiv(keys, TILE_ROWS), query.device)](
         tiles_of(query, TILE_COLUMNS),
         tiles_of(key, ROWS.value),
         row_values(values.view(-1, values.shape[-1])),
         grad_key,
+        planes,
         *numbers,
         *scales,
         **settings,

@@ -25,11 +25,14 @@ from sharpmax.torch.kernels.hopper.stream import (
     barriers,
     base_2,
     copied,
+    copied_rows,
     copy_columns,
     copy_rows,
     is_visible,
+    item_of,
     keys_of_rows,
-    one_barrier,
+    programs,
+    row_item,
     tiles_of,
 )
 from sharpmax.torch.kernels.tile import FAR_BELOW, LN_2
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
     from sharpmax.torch.scores import Scores
 
-STAGES = 4
+STAGES = 3
 
 
 @gluon.jit
@@ -61,67 +64,82 @@ def _await_turn(turns, i, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
-def _copy(q, k, memory, batch, head, key_head, start, tiles, STAGES: gl.constexpr):
-    q_tiles, k_tiles, q_full, k_full, k_empty, _ = memory
-    copy_rows(q, q_tiles, q_full, batch, head, start)
-    for i in range(tiles):
-        copy_columns(k, k_tiles, k_full, k_empty, batch, key_head, i * COLUMNS, i, STAGES)
+def _copy(q, k, memory, work, GROUP: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
+    q_tiles, k_tiles, q_full, q_empty, k_full, k_empty, _ = memory
+    _, _, _, planes, heads, queries, keys, _, _ = work
+    items = planes * gl.cdiv(queries, WARPGROUPS * ROWS)
+    step = 0
+    for turn in range(gl.cdiv(items, gl.num_programs(0))):
+        item = item_of(turn, items)
+        if item < items:
+            plane, start, tiles = row_item(item, planes, queries, keys, CAUSAL)
+            batch = plane // heads
+            head = plane % heads
+            copy_rows(q, q_tiles, q_full, q_empty, batch, head, start, turn)
+            for i in range(tiles):
+                first = i * COLUMNS
+                copy_columns(k, k_tiles, k_full, k_empty, batch, head // GROUP, first, step, STAGES)
+                step += 1
 
 
 @gluon.jit
 def _compute(memory, work, WARPGROUP: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
-    q_tiles, k_tiles, q_full, k_full, k_empty, turns = memory
-    maximum, lse, entropy, plane, start, tiles, queries, keys, scale = work
+    q_tiles, k_tiles, q_full, q_empty, k_full, k_empty, turns = memory
+    maximum, lse, entropy, planes, _, queries, keys, scale, below = work
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
-    shape: gl.constexpr = q_tiles.shape
-    first = start + ROWS * WARPGROUP
-    rows = first + gl.arange(0, ROWS, layout=row_layout)
-    q_tile = q_tiles.index(WARPGROUP).reshape([shape[3], shape[4]])
-    whole, seen = keys_of_rows(first, queries, keys, CAUSAL)
-    m = gl.full([ROWS], FAR_BELOW, gl.float32, row_layout)
-    l = gl.full([ROWS], 0.0, gl.float32, row_layout)
-    u = gl.full([ROWS], 0.0, gl.float32, row_layout)
+    half: gl.constexpr = q_tiles.shape[4] // 2
     zeros = gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout)
-    mbarrier.wait(q_full, 0)
-    for i in range(whole):
-        k_tile = copied(k_tiles, k_full, i, STAGES).permute((1, 0))
-        # The warpgroups take turns at the tensor cores, so that one multiplies while the
-        # others are at their exponentials; the next may begin when half of this is done.
-        _await_turn(turns, i, WARPGROUP)
-        half: gl.constexpr = shape[4] // 2
-        x = warpgroup_mma(
-            q_tile.slice(0, half, dim=1),
-            k_tile.slice(0, half, dim=0),
-            zeros,
-            use_acc=False,
-            is_async=True,
-        )
-        x = warpgroup_mma(
-            q_tile.slice(half, half, dim=1), k_tile.slice(half, half, dim=0), x, is_async=True
-        )
-        x = warpgroup_mma_wait(1, deps=[x])
-        mbarrier.arrive(turns.index((WARPGROUP + 1) % WARPGROUPS))
-        x = warpgroup_mma_wait(0, deps=[x])
-        mbarrier.arrive(k_empty.index(i % STAGES))
-        m, l, u = _joined(m, l, u, x, scale)
-    for i in range(whole, tiles):
-        k_tile = copied(k_tiles, k_full, i, STAGES)
-        _await_turn(turns, i, WARPGROUP)
-        mbarrier.arrive(turns.index((WARPGROUP + 1) % WARPGROUPS))
-        if i * COLUMNS < seen:
-            x = warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False)
-            visible = is_visible(rows, i * COLUMNS, queries, keys, layout, CAUSAL)
-            m, l, u = _joined(m, l, u, gl.where(visible, x * scale, 2 * FAR_BELOW), 1.0)
-        mbarrier.arrive(k_empty.index(i % STAGES))
-    nothing = l == 0
-    l = gl.where(nothing, 1.0, l)
-    at = plane.to(gl.int64) * queries + rows
-    inside = rows < queries
-    minus_infinity = float("-inf")
-    gl.store(maximum + at, gl.where(nothing, minus_infinity, m * LN_2), mask=inside)
-    gl.store(lse + at, gl.where(nothing, minus_infinity, (m + gl.log2(l)) * LN_2), mask=inside)
-    gl.store(entropy + at, (gl.log2(l) - u / l) * LN_2, mask=inside)
+    items = planes * gl.cdiv(queries, WARPGROUPS * ROWS)
+    step = 0
+    for turn in range(gl.cdiv(items, gl.num_programs(0))):
+        item = item_of(turn, items)
+        if item < items:
+            plane, start, tiles = row_item(item, planes, queries, keys, CAUSAL)
+            first = start + ROWS * WARPGROUP
+            rows = first + gl.arange(0, ROWS, layout=row_layout)
+            whole, _ = keys_of_rows(first, queries, keys, CAUSAL)
+            m = gl.full([ROWS], FAR_BELOW, gl.float32, row_layout)
+            l = gl.full([ROWS], 0.0, gl.float32, row_layout)
+            u = gl.full([ROWS], 0.0, gl.float32, row_layout)
+            q_tile = copied_rows(q_tiles, q_full, turn, WARPGROUP)
+            for i in range(tiles):
+                k_tile = copied(k_tiles, k_full, step, STAGES).permute((1, 0))
+                # The warpgroups take turns at the tensor cores, so that one multiplies while the
+                # others are at their exponentials; the next may begin when half of this is done.
+                _await_turn(turns, step, WARPGROUP)
+                x = warpgroup_mma(
+                    q_tile.slice(0, half, dim=1),
+                    k_tile.slice(0, half, dim=0),
+                    zeros,
+                    use_acc=False,
+                    is_async=True,
+                )
+                x = warpgroup_mma(
+                    q_tile.slice(half, half, dim=1),
+                    k_tile.slice(half, half, dim=0),
+                    x,
+                    is_async=True,
+                )
+                x = warpgroup_mma_wait(1, deps=[x])
+                mbarrier.arrive(turns.index((WARPGROUP + 1) % WARPGROUPS))
+                x = warpgroup_mma_wait(0, deps=[x])
+                mbarrier.arrive(k_empty.index(step % STAGES))
+                if i >= whole:
+                    visible = is_visible(rows, i * COLUMNS, queries, keys, layout, CAUSAL)
+                    x = gl.where(visible, x, below)
+                m, l, u = _joined(m, l, u, x, scale)
+                step += 1
+            mbarrier.arrive(q_empty.index(turn % 2))
+            nothing = l == 0
+            l = gl.where(nothing, 1.0, l)
+            at = plane.to(gl.int64) * queries + rows
+            inside = rows < queries
+            nowhere = float("-inf")
+            gl.store(maximum + at, gl.where(nothing, nowhere, m * LN_2), mask=inside)
+            gl.store(lse + at, gl.where(nothing, nowhere, (m + gl.log2(l)) * LN_2), mask=inside)
+            h = (gl.log2(l) - u / l) * LN_2
+            gl.store(entropy + at, gl.where(h < 0, 0.0, h), mask=inside)
 
 
 @gluon.jit
@@ -131,39 +149,34 @@ def statistics_kernel(
     maximum,
     lse,
     entropy,
+    planes,
     heads,
     queries,
     keys,
     scale,
+    below,
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
     STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    # The last rows see the most keys: they go first.
-    start = (gl.num_programs(0) - 1 - gl.program_id(0)) * WARPGROUPS * ROWS
-    plane = gl.program_id(1)
-    batch = plane // heads
-    head = plane % heads
-    last = start + (WARPGROUPS - 1) * ROWS
-    _, seen = keys_of_rows(last, queries, keys, CAUSAL)
-    tiles = gl.cdiv(seen, COLUMNS)
-    q_tiles = gl.allocate_shared_memory(q.dtype, [WARPGROUPS] + q.block_type.shape, q.layout)
+    q_tiles = gl.allocate_shared_memory(q.dtype, [2 * WARPGROUPS] + q.block_type.shape, q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES] + k.block_type.shape, k.layout)
-    q_full = one_barrier()
+    q_full = barriers(2, 1)
+    q_empty = barriers(2, WARPGROUPS)
     k_full = barriers(STAGES, 1)
     k_empty = barriers(STAGES, WARPGROUPS)
     turns = barriers(WARPGROUPS, 1)
     fence_async_shared()
-    memory = (q_tiles, k_tiles, q_full, k_full, k_empty, turns)
-    work = (maximum, lse, entropy, plane, start, tiles, queries, keys, scale)
+    memory = (q_tiles, k_tiles, q_full, q_empty, k_full, k_empty, turns)
+    work = (maximum, lse, entropy, planes, heads, queries, keys, scale, below)
     gl.warp_specialize(
         [
             (_compute, (memory, work, 0, CAUSAL, STAGES)),
             (_compute, (memory, work, 1, CAUSAL, STAGES)),
             (_compute, (memory, work, 2, CAUSAL, STAGES)),
-            (_copy, (q, k, memory, batch, head, head // GROUP, start, tiles, STAGES)),
+            (_copy, (q, k, memory, work, GROUP, CAUSAL, STAGES)),
         ],
         [4, 4, 1],
         [REGISTERS, REGISTERS, 24],
@@ -176,16 +189,20 @@ def statistics(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
         torch.empty(scores.shape, dtype=torch.float32, device=scores.query.device) for _ in range(3)
     )
     batch, heads, queries = scores.shape
-    statistics_kernel[(triton.cdiv(queries, TILE_ROWS), batch * heads)](
+    planes = batch * heads
+    items = planes * triton.cdiv(queries, TILE_ROWS)
+    statistics_kernel[programs(items, scores.query.device)](
         tiles_of(scores.query, ROWS.value),
         tiles_of(scores.key, TILE_COLUMNS),
         maximum,
         lse,
         entropy,
+        planes,
         heads,
         queries,
         scores.key.shape[2],
         base_2(scores.scale),
+        2 * FAR_BELOW.value / base_2(scores.scale),  # what the scale makes of it is far below
         GROUP=heads // scores.key.shape[1],
         CAUSAL=scores.is_causal,
         STAGES=STAGES,

@@ -34,14 +34,6 @@ copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @gluon.jit
-def one_barrier():
-    """Return a barrier that one arrival completes."""
-    barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(barrier, 1)
-    return barrier
-
-
-@gluon.jit
 def barriers(STAGES: gl.constexpr, arrivals: gl.constexpr):
     """Return a barrier for each stage of a ring."""
     stages = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -51,11 +43,38 @@ def barriers(STAGES: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def copy_rows(source, tiles, full, batch, head, start):
-    """Copy the rows of all warpgroups, those past the end as zeros."""
-    mbarrier.expect(full, WARPGROUPS * source.block_type.nbytes)
+def item_of(turn, items):
+    """Return which item of work this program does in a turn, possibly none: one past the last.
+
+    Items are sorted, the longest first. Every other turn deals them out in reverse, so that no
+    program gets the longest of every turn.
+    """
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    place = program
+    if turn % 2 == 1:
+        place = programs - 1 - program
+    return gl.minimum(turn * programs + place, items)
+
+
+@gluon.jit
+def copy_rows(source, tiles, full, empty, batch, head, start, turn):
+    """Copy the rows of all warpgroups, those past the end as zeros, into one of two places."""
+    place = turn % 2
+    mbarrier.wait(empty.index(place), (turn // 2 & 1) ^ 1)
+    mbarrier.expect(full.index(place), WARPGROUPS * source.block_type.nbytes)
     for group in gl.static_range(WARPGROUPS):
-        copy_tile(source, [batch, head, start + ROWS * group, 0], full, tiles.index(group))
+        at = [batch, head, start + ROWS * group, 0]
+        copy_tile(source, at, full.index(place), tiles.index(place * WARPGROUPS + group))
+
+
+@gluon.jit
+def copied_rows(tiles, full, turn, WARPGROUP: gl.constexpr):
+    """Wait for this turn's rows and return those of a warpgroup, of shape (rows, width)."""
+    place = turn % 2
+    mbarrier.wait(full.index(place), turn // 2 & 1)
+    shape: gl.constexpr = tiles.shape
+    return tiles.index(place * WARPGROUPS + WARPGROUP).reshape([shape[3], shape[4]])
 
 
 @gluon.jit
@@ -88,6 +107,16 @@ def keys_of_rows(first, queries, keys, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
+def row_item(item, planes, queries, keys, CAUSAL: gl.constexpr):
+    """Return the plane of an item, its first row and how many tiles of keys its rows see."""
+    row_tiles = gl.cdiv(queries, WARPGROUPS * ROWS)
+    # The last rows see the most keys: they go first.
+    start = (row_tiles - 1 - item // planes) * WARPGROUPS * ROWS
+    _, seen = keys_of_rows(start + (WARPGROUPS - 1) * ROWS, queries, keys, CAUSAL)
+    return item % planes, start, gl.cdiv(seen, COLUMNS)
+
+
+@gluon.jit
 def is_visible(rows, begin, queries, keys, layout: gl.constexpr, CAUSAL: gl.constexpr):
     """Tell which keys of the tile at `begin` each query sees."""
     columns = begin + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
@@ -106,6 +135,11 @@ def store_rows(out, values, plane, first, rows, width):
     inside = gl.expand_dims(row < rows, 1) & gl.expand_dims(column < width, 0)
     at = (plane.to(gl.int64) * rows + gl.expand_dims(row, 1)) * width + gl.expand_dims(column, 0)
     gl.store(out + at, values.to(out.dtype.element_ty), mask=inside)
+
+
+def programs(items: int, device: torch.device) -> tuple[int]:
+    """Return the grid: a program for each multiprocessor, or for each item where these are few."""
+    return (min(items, torch.cuda.get_device_properties(device).multi_processor_count),)
 
 
 def block_width(width: int) -> int:
