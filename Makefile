@@ -10,12 +10,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # "Illegal instruction" unless oneDNN is kept to AVX-512. Read when torch is imported.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: setup demo test lint format benchmark clean
+.PHONY: setup demo test lint format benchmark browser clean
 
 setup: $(VENV)/development
 demo: $(VENV)/package
-	$(BIN)/python examples/dispersion.py
-test: $(VENV)/development
+	$(BIN)/sharpmax reproduce
+test: $(VENV)/development browser
 	$(BIN)/python -m pytest
 lint: $(VENV)/development
 	$(BIN)/ruff check .
@@ -28,8 +28,14 @@ benchmark: $(VENV)/development
 	$(BIN)/python benchmarks/softmax.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/import_time.py
-	$(PIP) --editable '.[report]'
+	$(BIN)/python benchmarks/max_retrieval.py
 	$(BIN)/python benchmarks/chart.py
+# The page is tested in Chromium, which Debian's packages bring where they may be installed;
+# where there is none, its tests are skipped and say so.
+browser:
+	@command -v chromium chromedriver >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver >/dev/null; } \
+		|| echo "no Chromium: the page's tests in a browser are skipped"
 clean:
 	rm -rf $(VENV)
 
@@ -39,8 +45,8 @@ $(BIN)/python:
 
 # The stamps are touched when an install succeeds; a changed requirement installs again.
 $(VENV)/package: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable .
+	$(PIP) --editable '.[reproduce]'
 	touch $@
 $(VENV)/development: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[torch,jax,dev]'
+	$(PIP) --editable '.[reproduce,jax,dev]'
 	touch $@ $(VENV)/package

@@ -17,6 +17,7 @@ from sharpmax import (
     Detached,
     EntropyCap,
     Fixed,
+    Interpolated,
     LogLength,
     PerHead,
     Policy,
@@ -33,6 +34,7 @@ POLICIES = [
     HELD,
     LogLength(16, 0.2),
     EntropyCap(0.5),
+    Interpolated((0.5, 2.0, 4.0), (1.0, 1.5, 3.0)),
     PerHead(Fixed(1.0), {"beta": [1.0, 2.0]}),
     PerHead(LogLength(16, 0.0), {"slope": [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]}),
     PerHead(PAPER, {"coefficients": [[0.1, 0.2], [1.0, 1.1]], "threshold": [0.3, 0.4]}),
@@ -367,3 +369,22 @@ def test_the_ladder_by_head():
 
     policy = PerHead(EntropyCap(1.0), settings)
     torch.testing.assert_close(policy(Climbed(rows, [])), policy(rows), rtol=0.02, atol=0.0)
+
+
+def test_interpolated_follows_its_knots_and_holds_beyond():
+    policy = Interpolated((1.0, 2.0, 4.0), (1.0, 2.0, 2.5))
+    betas = policy(with_entropy(0.0, 1.0, 1.5, 2.0, 3.0, 4.0, 9.0))
+    np.testing.assert_allclose(betas, [1.0, 1.0, 1.5, 2.0, 2.25, 2.5, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("entropies", "betas", "message"),
+    [
+        ((1.0, 1.0), (1.0, 2.0), "entropies must rise"),
+        ((1.0, 2.0), (1.0,), "must be as many"),
+        ((1.0,), (0.0,), "betas must be a finite number above 0"),
+    ],
+)
+def test_knots_that_do_not_fit(entropies, betas, message):
+    with pytest.raises(ValueError, match=message):
+        Interpolated(entropies, betas)

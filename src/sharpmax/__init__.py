@@ -6,7 +6,16 @@ arrays alike and imports none of them by itself.
 """
 
 from sharpmax.per_head import PerHead
-from sharpmax.policies import HELD, PAPER, Detached, EntropyCap, Fixed, LogLength, Polynomial
+from sharpmax.policies import (
+    HELD,
+    PAPER,
+    Detached,
+    EntropyCap,
+    Fixed,
+    Interpolated,
+    LogLength,
+    Polynomial,
+)
 from sharpmax.policy import Policy
 from sharpmax.softmax import softmax
 from sharpmax.statistics import RowStatistics
@@ -19,6 +28,7 @@ __all__ = [
     "Detached",
     "EntropyCap",
     "Fixed",
+    "Interpolated",
     "LogLength",
     "PerHead",
     "Policy",

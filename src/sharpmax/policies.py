@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -232,6 +233,48 @@ class EntropyCap(Policy):
         share = xp.log(above / self.nats) / xp.where(fall > 0, fall, 1.0)
         guess = low * (high / low) ** xp.clip(share, 0.0, 1.0)
         return plain, below, low, high, guess
+
+
+@dataclass(frozen=True)
+class Interpolated(Policy):
+    """β between knots of the entropy by straight lines, and held beyond the first and the last.
+
+    Unlike a polynomial it does nothing where it was not fitted that it does not do at the edge.
+    Rising betas give a β that never falls with the entropy.
+    """
+
+    entropies: Sequence[Number]
+    betas: Sequence[Number]
+
+    reads = frozenset({"entropy"})
+
+    def __post_init__(self) -> None:
+        for name in ("entropies", "betas"):
+            knots = getattr(self, name)
+            if isinstance(knots, str) or not isinstance(knots, Sequence) or not knots:
+                raise TypeError(f"{name} must be a sequence of numbers, got {knots!r}")
+            above = 0 if name == "betas" else -math.inf
+            knots = tuple(_require_number(name, knot, above) for knot in knots)
+            object.__setattr__(self, name, knots)
+        if len(self.entropies) != len(self.betas):
+            raise ValueError(
+                f"entropies and betas must be as many, got {len(self.entropies)} and "
+                f"{len(self.betas)}"
+            )
+        plain = [knot for knot in self.entropies if isinstance(knot, int | float)]
+        if any(left >= right for left, right in itertools.pairwise(plain)):
+            raise ValueError(f"entropies must rise from knot to knot, got {self.entropies}")
+
+    def __call__(self, rows: Rows) -> Array:
+        """Return β on the line between the knots on either side of the entropy."""
+        entropy = rows.entropy
+        xp = namespace(entropy)
+        beta = xp.zeros_like(entropy) + self.betas[0]
+        knots = zip(self.entropies, self.betas, strict=True)
+        for (left, low), (right, high) in itertools.pairwise(knots):
+            along = xp.where(entropy < right, entropy, right) - left
+            beta = beta + xp.where(along > 0, along, 0.0) * ((high - low) / (right - left))
+        return beta
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import typer
 
 from sharpmax import __version__
 from sharpmax.cli.bounds import bounds
+from sharpmax.cli.reproduce import reproduce
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -14,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(bounds)
+app.command()(reproduce)
 
 
 def _print_version(wanted: bool) -> None:

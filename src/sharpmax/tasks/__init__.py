@@ -1,0 +1,1 @@
+"""The tasks that show dispersion and its cure; one folder a task."""
