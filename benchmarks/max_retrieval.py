@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-BLOCKS, STEPS = (12, 300) if CUDA else (8, 40)
+BLOCKS, STEPS = (12, 300) if CUDA else (8, 30)
 SETTINGS = Settings(seeds=10 if CUDA else 3, steps=(WARM_UP + BLOCKS) * STEPS)
 DECAYS, EPSILON = (0.9, 0.999), 1e-8
 TOLERANCE = 1e-4
@@ -131,7 +131,7 @@ def initial(weights: Weights, key: Array, shape: tuple[int, ...]) -> State:
 
 def in_jax(training: Training, seed: int | slice) -> Weights:
     """Return PyTorch's weights of a seed, or of some."""
-    return {name: jnp.array(w.detach()[seed].cpu()) for name, w in training.weights.items()}
+    return {name: jnp.array(w.detach()[seed].cpu().numpy()) for name, w in training.weights.items()}
 
 
 def agree(training: Training) -> None:
@@ -145,7 +145,7 @@ def agree(training: Training) -> None:
         classes = answers(weights, rows.attended(torch.softmax(rows.logits, -1)))[0]
         loss = torch_cross_entropy(classes, sets.target)
         loss.backward()
-        given = [jnp.array(x.cpu()) for x in (sets.items, sets.query, sets.target)]
+        given = [jnp.array(x.cpu().numpy()) for x in (sets.items, sets.query, sets.target)]
         ours, gradients = loss_and_gradients(in_jax(training, 0), *given)
         assert abs(loss.item() - float(ours)) < TOLERANCE, (size, loss.item(), float(ours))
         for name, w in weights.items():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LARGEST_BETA = 16.0
 """A set that wants more, because the item is all but on top, says as little as one on top."""
-HALVINGS = 24
+HALVINGS = 16
 DEGREE = 4
 KNOTS = 12
 FEWEST = 40

@@ -111,7 +111,7 @@ class Settings:
 
 
 PRESETS = {
-    "quick": Settings(seeds=3, steps=1_500, sizes=SIZES[:9], sets=256),
+    "quick": Settings(seeds=3, steps=2_000, sizes=SIZES[:9], sets=256),
     "paper": Settings(),
     "best": Settings(
         steps=30_000,

@@ -42,7 +42,7 @@ SAVE_EVERY = 20.0
 """Seconds."""
 CAP = 0.5
 """Nats: rows of less are sharp, as in the paper."""
-FIT_SETS = 256
+FIT_SETS = 128
 """For each size, to fit the policies to; other sets than those of the evaluation."""
 FITTED = {"fitted": fit.fit_polynomial, "monotone": fit.fit_monotone}
 SHOWN_SETS = 32
