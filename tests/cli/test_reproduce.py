@@ -41,7 +41,7 @@ def sharpmax(monkeypatch, capsys):
 def test_a_run_from_the_command_to_the_page(sharpmax, tmp_path):
     code, output, _ = sharpmax(*SMALL, "--out", "run")
     assert code == 0
-    assert "argmax, the ceiling" in output
+    assert "argmax, the limit" in output
     run = tmp_path / "run"
     names = {path.name for path in run.iterdir()}
     assert {"settings.toml", "versions.json", "weights.safetensors", "report.html"} <= names

@@ -62,7 +62,7 @@ def test_text_and_data_cannot_break_out_of_the_page(report):
 def test_the_page_leads_with_the_answer(report, tables):
     html = report.read_text(encoding="utf-8")
     assert html.index("At 1,024 items plain softmax finds the maximum 56 %") < html.index("<main")
-    assert "of a ceiling of" in finding(tables)
+    assert "sharpening without end" in finding(tables)
 
 
 def test_the_paper_s_row_is_told_beside_softmax_where_it_is_best(tables):
@@ -80,14 +80,14 @@ def test_the_table_has_a_row_a_policy_and_a_column_a_size(tables):
         "paper",
         "entropy cap",
         "my 'own' </script>",
-        "argmax, the ceiling",
+        "argmax, the limit",
         "softmax, as published",
         "paper, as published",
     ]
     assert all(len(row) == len(table.header) for row in table.rows)
 
 
-def test_the_best_is_in_bold_and_the_ceiling_does_not_compete(tables):
+def test_the_best_is_in_bold_and_argmax_does_not_compete(tables):
     table = accuracy_table(tables)
     for column in range(1, len(table.header)):
         best = max(float(row[column]) for row in table.rows[:4])
@@ -151,7 +151,7 @@ def test_the_palette_tells_policies_apart_in_light_and_in_dark():
     assert set(style.DARK) >= {line.light for line in (*known, *style.SPARE)}
 
 
-def test_softmax_comes_first_and_the_ceiling_last():
+def test_softmax_comes_first_and_argmax_last():
     assert style.ordered(["b", "argmax", "a", "held", "b", "softmax"]) == [
         "softmax",
         "held",

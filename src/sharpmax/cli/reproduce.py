@@ -192,7 +192,7 @@ def _accuracy_table(folder: RunFolder) -> Table:
         table.add_column(f"{size:,}", justify="right")
     cells = {(row["policy"], row["size"]): row for row in rows}
     for policy in dict.fromkeys(row["policy"] for row in rows):
-        name = "argmax, the ceiling" if policy == "argmax" else policy
+        name = "argmax, the limit" if policy == "argmax" else policy
         table.add_row(name, *(_cell(cells[policy, size]) for size in sizes))
     table.caption = f"bold: p < {SIGNIFICANT} against softmax, paired t-test over the seeds"
     return table

@@ -25,7 +25,7 @@ class Line:
     dash: tuple[int, ...] = (1, 0)
 
 
-# Okabe and Ito's colours, with baseline and ceiling in grey and black.
+# Okabe and Ito's colours, with softmax and argmax in grey and black.
 POLICIES: Mapping[str, Line] = {
     "softmax": Line("#7a828b", "#a3abb4"),
     "paper": Line("#0072b2", "#4ba3e3"),
@@ -107,7 +107,7 @@ CONFIG: Mapping[str, Any] = {
 
 
 def ordered(policies: Iterable[str]) -> list[str]:
-    """Return the policies without repeats: plain softmax first, the user's own, the ceiling last.
+    """Return the policies without repeats: plain softmax first, the user's own, argmax last.
 
     Known ones come in the palette's order and a user's own in the order in which they are met.
     """

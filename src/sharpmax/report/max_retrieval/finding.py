@@ -7,22 +7,22 @@ from sharpmax.report.page import Table
 
 
 def finding(tables: Tables) -> str:
-    """Return the answer at the largest size: softmax, the best policy, and the ceiling."""
+    """Return the answer at the largest size: softmax, the best policy, and argmax."""
     if not tables.comparison:
         return "How sharp attention stays on sets far larger than those it was trained on."
     size = max(int(row["size"]) for row in tables.comparison)
     at_size = {str(row["policy"]): row for row in tables.comparison if row["size"] == size}
-    ceiling = at_size.pop("argmax", None)
+    limit = at_size.pop("argmax", None)
     softmax = at_size.pop("softmax", None)
     best = max(at_size.values(), key=lambda row: float(row["accuracy"]), default=None)
     shown = [row for row in (softmax, best) if row is not None]
     if not shown:
-        return f"At {size:,} items the ceiling of all sharpening is {_percent(ceiling)}."
+        return f"At {size:,} items attention to the largest logit alone gives {_percent(limit)}."
     first, *others = shown
     sentence = (
         f"At {size:,} items {_name(first)} finds the maximum {_percent(first)} of the time"
         + "".join(f", {_name(other)} {_percent(other)}" for other in others)
-        + (f", of a ceiling of {_percent(ceiling)} for any sharpening." if ceiling else ".")
+        + (f", and sharpening without end {_percent(limit)}." if limit else ".")
     )
     return sentence + _certainty(tables, best if softmax else None)
 
@@ -30,7 +30,7 @@ def finding(tables: Tables) -> str:
 def accuracy_table(tables: Tables) -> Table:
     """Return accuracies in per cent, a row a policy and a column a size, the best in bold.
 
-    The ceiling and the paper's own rows stand below, and do not compete.
+    Argmax and the paper's own rows stand below, and do not compete.
     """
     cells = {(str(r["policy"]), int(r["size"])): float(r["accuracy"]) for r in tables.comparison}
     sizes = sorted({size for _, size in cells})
@@ -71,7 +71,7 @@ def _cell(accuracy: float | None) -> str:
 
 
 def _title(policy: str) -> str:
-    return "argmax, the ceiling" if policy == "argmax" else policy
+    return "argmax, the limit" if policy == "argmax" else policy
 
 
 def _name(row: Row) -> str:

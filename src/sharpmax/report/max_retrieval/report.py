@@ -63,14 +63,14 @@ def page(tables: Tables, settings: Mapping[str, object], *, title: str = TITLE) 
 
 def _accuracy(tables: Tables, start: int) -> Iterable[Section]:
     if tables.comparison:
-        ceiling = (
-            "Argmax gives all weight to the item of the largest logit, so it is the ceiling of "
-            "whatever a policy can gain by sharpening alone. "
+        limit = (
+            "Argmax gives all weight to the item of the largest logit: sharpening without end. "
+            "Little can be gained beyond it, by leaving some weight to the runners-up. "
         )
         yield Section(
             "How often the maximum is found",
             "The networks were trained on sets of at most 16 items and never saw larger ones. "
-            + (ceiling if "argmax" in tables.lines else "")
+            + (limit if "argmax" in tables.lines else "")
             + "Click policies in a legend to single them out, and again to let them go.",
             _following(accuracy_panels, tables, start),
             accuracy_table(tables),

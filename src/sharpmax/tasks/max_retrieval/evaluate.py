@@ -29,7 +29,7 @@ ITEMS_AT_ONCE = {"cpu": 2**17, "cuda": 2**22}
 """Items, of all seeds together, whose embeddings are held at a time: 64 MiB and 2 GiB a tensor."""
 
 ARGMAX = "argmax"
-"""The name of hard attention to the largest logit: the ceiling of all sharpening."""
+"""The name of hard attention to the largest logit: sharpening without end."""
 
 MEASURES = ("accuracy", "entropy", "weight", "beta", "spread", "bound")
 

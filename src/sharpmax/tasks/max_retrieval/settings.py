@@ -111,7 +111,14 @@ class Settings:
 
 
 PRESETS = {
-    "quick": Settings(seeds=3, steps=2_000, sizes=SIZES[:9], sets=256),
+    "quick": Settings(
+        seeds=3,
+        steps=2_000,
+        learning_rate=3e-3,
+        schedule="cosine",
+        sizes=SIZES[:9],
+        sets=256,
+    ),
     "paper": Settings(),
     "best": Settings(
         steps=30_000,
