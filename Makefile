@@ -33,7 +33,7 @@ benchmark: $(VENV)/development
 # The page is tested in Chromium, which Debian's packages bring where they may be installed;
 # where there is none, its tests are skipped and say so.
 browser:
-	@command -v chromium chromedriver >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	@{ command -v chromium && command -v chromedriver; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 		&& apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver >/dev/null; } \
 		|| echo "no Chromium: the page's tests in a browser are skipped"
 clean:

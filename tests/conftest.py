@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import settings
+from plain_softmax import numpy_softmax
 
 jax.config.update("jax_enable_x64", True)
 settings.register_profile("sharpmax", deadline=None, derandomize=True)
@@ -38,11 +39,6 @@ class Framework:
     float32: Any
     float64: Any
     int32: Any
-
-
-def numpy_softmax(logits: np.ndarray) -> np.ndarray:
-    exp = np.exp(logits - logits.max(-1, keepdims=True))
-    return exp / exp.sum(-1, keepdims=True)
 
 
 def _framework(name: str, module: Any, array: Any, softmax: Any) -> Framework:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from conftest import numpy_softmax
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from plain_softmax import numpy_softmax
 
 from sharpmax import RowStatistics
 

@@ -251,8 +251,10 @@ class Interpolated(Policy):
     def __post_init__(self) -> None:
         for name in ("entropies", "betas"):
             knots = getattr(self, name)
-            if isinstance(knots, str) or not isinstance(knots, Sequence) or not knots:
+            if isinstance(knots, str) or not isinstance(knots, Sequence):
                 raise TypeError(f"{name} must be a sequence of numbers, got {knots!r}")
+            if not knots:
+                raise ValueError(f"{name} must not be empty")
             above = 0 if name == "betas" else -math.inf
             knots = tuple(_require_number(name, knot, above) for knot in knots)
             object.__setattr__(self, name, knots)
@@ -272,8 +274,8 @@ class Interpolated(Policy):
         beta = xp.zeros_like(entropy) + self.betas[0]
         knots = zip(self.entropies, self.betas, strict=True)
         for (left, low), (right, high) in itertools.pairwise(knots):
-            along = xp.where(entropy < right, entropy, right) - left
-            beta = beta + xp.where(along > 0, along, 0.0) * ((high - low) / (right - left))
+            along = xp.clip((entropy - left) / (right - left), 0.0, 1.0)
+            beta = beta + along * (high - low)
         return beta
 
 

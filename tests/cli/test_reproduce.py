@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from sharpmax import PAPER
+from sharpmax import HELD, PAPER
 from sharpmax.cli import main
 from sharpmax.tasks.max_retrieval.folder import RunFolder
 
@@ -69,13 +69,13 @@ def write(path: str, text: str) -> str:
     ("arguments", "message"),
     [
         (["--preset", "swift"], "preset must be one of quick, paper, best, got 'swift'"),
-        (["--size", "0"], "sizes must be at least 2, got 0"),
-        (["--size", "1"], "sizes must be at least 2, got 1"),
+        (["--size", "0"], "sizes must be at least 2 and below 2,147,483,648, got 0"),
+        (["--size", "1"], "sizes must be at least 2 and below 2,147,483,648, got 1"),
         (["--seeds", "0"], "seeds must be at least 1"),
         (["--least-items", "20"], "least_items must be at most most_items, 16, got 20"),
         (["--learning-rate", "-1"], "learning_rate must be between 0 and 1"),
         (["--schedule", "linear"], "schedule must be one of"),
-        (["--gumbel", "nan"], "gumbel must be at least 0, got nan"),
+        (["--gumbel", "nan"], "gumbel must be at least 0 and below 2,147,483,648, got nan"),
         (["--policy", "none.json"], "there is no policy file none.json"),
         (["--training-policy", "sharp"], "there is no policy file sharp"),
         (["--config", "none.toml"], "there is no file none.toml"),
@@ -185,7 +185,7 @@ def test_a_full_disk(sharpmax, tmp_path, monkeypatch):
     assert sharpmax(*SMALL, "--out", "run")[0] == 0
 
 
-def test_ctrl_c_keeps_what_is_done(sharpmax, tmp_path, monkeypatch):
+def test_ctrl_c(sharpmax, monkeypatch):
     from sharpmax.tasks.max_retrieval.train import Training
 
     run = Training.run
@@ -199,8 +199,8 @@ def test_ctrl_c_keeps_what_is_done(sharpmax, tmp_path, monkeypatch):
         patch.setattr(Training, "run", interrupted)
         code, output, _ = sharpmax(*SMALL, "--out", "run")
     assert code == 130
+    assert "Traceback" not in output
     assert "the same command goes on" in output
-    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
     assert sharpmax(*SMALL, "--out", "run")[0] == 0
 
 
@@ -209,3 +209,36 @@ def test_a_policy_file_is_tested_too(sharpmax, tmp_path):
     code, output, _ = sharpmax(*SMALL, "--policy", "mine.json", "--out", "run")
     assert code == 0
     assert "mine" in output
+    HELD.save(tmp_path / "mine.json")
+    code, _, error = sharpmax(*SMALL, "--policy", "mine.json", "--out", "run")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "has changed" in error
+
+
+def test_an_evaluation_of_other_blocks_is_begun_anew(sharpmax, tmp_path):
+    assert sharpmax(*SMALL, "--out", "run")[0] == 0
+    run = tmp_path / "run"
+    before = (run / "comparison.csv").read_bytes()
+    (run / "comparison.csv").unlink()
+    write("run/evaluation.json", '{"rows": [], "counts": [1], "block": 1, "sums": {"softmax": 9}}')
+    assert sharpmax(*SMALL, "--out", "run")[0] == 0
+    assert (run / "comparison.csv").read_bytes() == before
+    (run / "comparison.csv").unlink()
+    write("run/evaluation.json", "[]")
+    code, _, error = sharpmax(*SMALL, "--out", "run")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "evaluation.json.damaged" in error
+    assert sharpmax(*SMALL, "--out", "run")[0] == 0
+
+
+def test_a_run_that_was_stopped_before_it_began(sharpmax, tmp_path):
+    (tmp_path / "run").mkdir()
+    write("run/device.json", '"cpu"')
+    assert sharpmax(*SMALL, "--out", "run")[0] == 0
+
+
+def test_a_place_that_cannot_be_a_folder(sharpmax):
+    write("file", "mine")
+    code, _, error = sharpmax("--out", "file/run")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "file/run" in error

@@ -18,7 +18,7 @@ from torch.nn.functional import gelu
 from sharpmax import EntropyCap, Fixed, LogLength, Polynomial
 from sharpmax.tasks.max_retrieval import PRESETS, Study, fit, published, read_toml, settings_from
 from sharpmax.tasks.max_retrieval import evaluate as evaluation
-from sharpmax.tasks.max_retrieval.data import CLASSES, draw
+from sharpmax.tasks.max_retrieval.data import CLASSES, Sets, draw
 from sharpmax.tasks.max_retrieval.evaluate import (
     ARGMAX,
     MEASURES,
@@ -52,9 +52,9 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def trained(until: int = 300, **changes) -> Training:
+def trained(until: int = 300, device: torch.device = CPU, **changes) -> Training:
     settings = settings_from("quick", {"seeds": 2, "batch": 32, "steps": 300} | changes)
-    training = Training(settings, policy_named(settings.training_policy, settings), CPU)
+    training = Training(settings, policy_named(settings.training_policy, settings), device)
     training.run(until)
     return training
 
@@ -86,14 +86,15 @@ def answers_by_definition(weights, sets, attend):
 
 def test_the_networks_are_the_papers():
     weights = initial_weights([3, 4])
-    sets = draw((40,), 9, generator())
+    sets = draw((2, 40), 9, generator())
     known = scored(weights, sets)
     correct = known.correct(known.attended(torch.softmax(known.logits, -1)))
     for seed in range(2):
         network = {name: weight[seed] for name, weight in weights.items()}
-        logits, answers = answers_by_definition(network, sets, lambda x: torch.softmax(x, -1))
+        own = Sets(*(tensor[seed] for tensor in vars(sets).values()))
+        logits, answers = answers_by_definition(network, own, lambda x: torch.softmax(x, -1))
         torch.testing.assert_close(known.logits[seed], logits)
-        assert torch.equal(correct[seed], answers == sets.target)
+        assert torch.equal(correct[seed], answers == own.target)
 
 
 def test_a_seeds_network_does_not_depend_on_the_others():
@@ -118,15 +119,19 @@ def test_every_recipe_learns(changes):
 
 
 def test_ssmax_at_the_trained_length_starts_as_plain():
-    sets = draw((4,), 16, generator())
+    sets = draw((1, 4), 16, generator())
     plain = scored(initial_weights([0]), sets).logits
     torch.testing.assert_close(scored(initial_weights([0], ssmax=True), sets).logits, plain)
 
 
-def test_a_training_goes_on_from_its_state():
-    whole = trained(200, steps=200, average=0.5)
-    begun = trained(100, steps=200, average=0.5)
-    resumed = Training(begun.settings, PLAIN, CPU)
+DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_a_training_goes_on_from_its_state(device):
+    whole = trained(200, device, steps=200, average=0.5, gumbel=0.5)
+    begun = trained(100, device, steps=200, average=0.5, gumbel=0.5)
+    resumed = Training(begun.settings, PLAIN, device)
     resumed.resume({name: tensor.clone() for name, tensor in begun.state().items()})
     resumed.run(200)
     for name, tensor in whole.state().items():
@@ -137,7 +142,8 @@ RUN = """
 import sys
 from pathlib import Path
 import torch
-from sharpmax.tasks.max_retrieval import Study, settings_from
+from sharpmax.tasks.max_retrieval import Study, evaluate, settings_from
+evaluate.ITEMS_AT_ONCE["cpu"] = 512  # several blocks a size
 small = {"seeds": 2, "steps": 600, "batch": 16, "sizes": [16, 64], "sets": 24}
 settings = settings_from("quick", small)
 torch.set_num_threads(1)
@@ -177,13 +183,13 @@ def weights():
 
 
 def test_pieces_do_not_change_the_result(weights, monkeypatch):
-    sets = drawn_block(0, 100, 0, 6, CPU)
+    sets = drawn_block(0, 100, 0, (2, 6), CPU)
     whole = evaluate_block(weights, sets, POLICIES)
-    attended = most_attended({n: w[:1] for n, w in weights.items()}, sets, POLICIES)
+    attended = most_attended(weights, sets, POLICIES)
     monkeypatch.setitem(evaluation.ITEMS_AT_ONCE, "cpu", 150)
     for name, sums in evaluate_block(weights, sets, POLICIES).items():
         torch.testing.assert_close(sums, whole[name])
-    again = most_attended({n: w[:1] for n, w in weights.items()}, sets, POLICIES)
+    again = most_attended(weights, sets, POLICIES)
     assert [row["weight"] for row in again] == pytest.approx([row["weight"] for row in attended])
 
 
@@ -196,14 +202,14 @@ def test_blocks_hold_all_sets_and_fit_in_memory(size, sets, seeds):
 
 
 def test_what_is_measured(weights):
-    sets = drawn_block(0, 64, 0, 30, CPU)
+    sets = drawn_block(0, 64, 0, (2, 30), CPU)
     known = scored(weights, sets)
     measured = dict(zip(MEASURES, known.measured(Fixed(2.0)), strict=True))
     attention = torch.softmax(2 * known.logits, -1)
     entropy = -(attention * attention.log()).nan_to_num().sum(-1)
     torch.testing.assert_close(measured["entropy"], entropy, atol=1e-5, rtol=1e-5)
-    largest = sets.largest.expand(2, -1)[..., None]
-    torch.testing.assert_close(measured["weight"], attention.gather(-1, largest)[..., 0])
+    of_largest = attention.gather(-1, sets.largest[..., None])[..., 0]
+    torch.testing.assert_close(measured["weight"], of_largest)
     assert (measured["weight"] <= measured["bound"]).all()
     assert (measured["beta"] == 2).all()
     spread = known.logits.amax(-1) - known.logits.amin(-1)
@@ -211,7 +217,7 @@ def test_what_is_measured(weights):
 
 
 def test_endless_beta_is_argmax(weights):
-    sets = drawn_block(0, 64, 0, 50, CPU)
+    sets = drawn_block(0, 64, 0, (2, 50), CPU)
     known = scored(weights, sets)
     sharp, hard = known.measured(Fixed(1e6)), known.measured_at_argmax()
     for measure in ("accuracy", "weight"):
@@ -222,7 +228,7 @@ def test_endless_beta_is_argmax(weights):
 
 def test_attention_is_shown_by_key_norm(weights):
     network = {name: weight[:1] for name, weight in weights.items()}
-    sets = drawn_block(0, 20, 0, 3, CPU)
+    sets = drawn_block(0, 20, 0, (1, 3), CPU)
     rows = most_attended(network, sets, {"softmax": Fixed(1.0)}, ranks=20)
     for i in range(3):
         shown = [row for row in rows if row["set"] == i]
@@ -232,7 +238,7 @@ def test_attention_is_shown_by_key_norm(weights):
 
 
 def test_the_best_beta_gives_the_item_the_most_weight(weights):
-    sets = drawn_block(0, 64, 0, 60, CPU)
+    sets = drawn_block(0, 64, 0, (2, 60), CPU)
     points = fit.best_betas(weights, sets)
     assert points
     known = scored(weights, sets)
@@ -319,7 +325,7 @@ weights, cpu = initial_weights(range(3)), torch.device("cpu")
 policies = {"softmax": Fixed(1.0), "paper": PAPER, "cap": EntropyCap(0.5)}
 for size in (16_384, 262_144):
     count = blocks(size, 4, 3, cpu)[0]
-    evaluate_block(weights, drawn_block(0, size, 0, count, cpu), policies)
+    evaluate_block(weights, drawn_block(0, size, 0, (3, count), cpu), policies)
     print(size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -80,7 +81,7 @@ def reproduce(
     The run's folder keeps everything. A run that was stopped goes on when the same command is
     given again; one that is finished is only drawn again.
     """
-    # No larger than it need be: PyTorch is imported when there is something to train.
+    # Imported here, so that the other commands start without PyTorch and Altair.
     try:
         from sharpmax.report.max_retrieval import Tables, write_report
         from sharpmax.tasks.max_retrieval import Study, published, read_toml, settings_from
@@ -121,9 +122,10 @@ def reproduce(
         console=console,
     )
     path = out or _default_folder(preset, settings)
-    study = Study.open(path, settings, _device(device), _teller(progress))
-    folder = study.folder
+    chosen_device = _device(device)
     try:
+        study = Study.open(path, settings, chosen_device, _teller(progress))
+        folder = study.folder
         with progress:
             study.run()
         with console.status("drawing the figures and the page"):
@@ -138,17 +140,17 @@ def reproduce(
             about = folder.read_json("versions.json") | dataclasses.asdict(settings)
             page = write_report(folder.path, tables, about)
     except KeyboardInterrupt:
-        console.print(f"Stopped; the same command goes on from {folder.path}.")
+        console.print(f"Stopped; the same command goes on from {escape(str(path))}.")
         raise typer.Exit(130) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+            raise ValueError(f"{path} cannot be used: {error}") from None
         raise ValueError(
-            f"the disk of {folder.path} is full: make room and run the same command again, "
-            "which goes on from the last checkpoint"
+            f"the disk of {path} is full: make room and run the same command again, which goes "
+            "on from the last checkpoint"
         ) from None
     console.print(_accuracy_table(folder))
-    console.print(f"Page, figures, tables and weights: [bold]{page}[/bold]")
+    console.print(f"Page, figures, tables and weights: {escape(str(page))}", soft_wrap=True)
 
 
 def _default_folder(preset: str, settings: Settings) -> Path:
@@ -193,7 +195,7 @@ def _accuracy_table(folder: RunFolder) -> Table:
     cells = {(row["policy"], row["size"]): row for row in rows}
     for policy in dict.fromkeys(row["policy"] for row in rows):
         name = "argmax, the limit" if policy == "argmax" else policy
-        table.add_row(name, *(_cell(cells[policy, size]) for size in sizes))
+        table.add_row(escape(name), *(_cell(cells[policy, size]) for size in sizes))
     table.caption = f"bold: p < {SIGNIFICANT} against softmax, paired t-test over the seeds"
     return table
 

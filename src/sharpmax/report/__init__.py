@@ -9,7 +9,8 @@ try:
     import vl_convert as _vl_convert  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"sharpmax.report needs {error.name}, which comes with: pip install 'sharpmax[report]'"
+        f"sharpmax.report needs {error.name}, which comes with: pip install 'sharpmax[report]'",
+        name=error.name,
     ) from None
 
 from sharpmax.report.chart import save

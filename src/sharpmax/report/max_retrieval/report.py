@@ -56,12 +56,17 @@ def page(tables: Tables, settings: Mapping[str, object], *, title: str = TITLE) 
     sizes = tables.sizes
     start = sizes[len(sizes) // 4] if sizes else 0
     slider = Slider("Items in a set", sizes, start, unit="items") if sizes else None
-    sections = [*_accuracy(tables, start), *_attention(tables, start), *_dispersion(tables, start)]
+    most_items = settings.get("most_items", 16)
+    sections = [
+        *_accuracy(tables, start, most_items),
+        *_attention(tables, start),
+        *_dispersion(tables, start),
+    ]
     sections += [*_fit(tables, start), *_training(tables)]
     return Page(title, finding(tables), sections, slider, settings)
 
 
-def _accuracy(tables: Tables, start: int) -> Iterable[Section]:
+def _accuracy(tables: Tables, start: int, most_items: object) -> Iterable[Section]:
     if tables.comparison:
         limit = (
             "Argmax gives all weight to the item of the largest logit: sharpening without end. "
@@ -69,7 +74,8 @@ def _accuracy(tables: Tables, start: int) -> Iterable[Section]:
         )
         yield Section(
             "How often the maximum is found",
-            "The networks were trained on sets of at most 16 items and never saw larger ones. "
+            f"The networks were trained on sets of at most {most_items} items and never saw larger "
+            "ones. "
             + (limit if "argmax" in tables.lines else "")
             + "Click policies in a legend to single them out, and again to let them go.",
             _following(accuracy_panels, tables, start),

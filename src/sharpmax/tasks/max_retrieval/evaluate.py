@@ -39,7 +39,7 @@ class Scored:
     """Sets of one size with their logits under every seed's network.
 
     Attributes:
-        sets: The sets, the same for all seeds, of leading shape (sets,).
+        sets: The sets, of leading shape (seeds, sets).
         logits: Of shape (seeds, sets, size).
         weights: The networks.
         embedded: The items' embeddings, where they are few enough to keep.
@@ -87,16 +87,14 @@ class Scored:
 
     def of_largest(self, values: Tensor) -> Tensor:
         """Return the values of the items of the largest priority."""
-        largest = self.sets.largest.expand(values.shape[:2])
-        return values.gather(-1, largest[..., None])[..., 0]
+        return values.gather(-1, self.sets.largest[..., None])[..., 0]
 
 
 def scored(weights: Weights, sets: Sets) -> Scored:
     """Return the sets with their logits."""
     size = sets.items.shape[-2]
     direction = directions(weights, sets.query, size)[..., None]
-    seeds = len(direction)
-    logits = torch.empty(seeds, *sets.items.shape[:2], device=direction.device)
+    logits = torch.empty(sets.items.shape[:-1], device=direction.device)
     embedded = None
     for piece, x in _pieces(weights, sets, None):
         logits[..., piece] = (x @ direction)[..., 0]
@@ -108,16 +106,15 @@ def _pieces(
     weights: Weights, sets: Sets, embedded: Tensor | None
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield the items' embeddings piece by piece: the whole, where it was kept."""
-    count, size, _ = sets.items.shape
+    seeds, count, size, _ = sets.items.shape
     if embedded is not None:
         yield slice(0, size), embedded
         return
-    seeds = len(weights["item.1.weight"])
     length = max(1, ITEMS_AT_ONCE[sets.items.device.type] // (seeds * count))
     for start in range(0, size, length):
-        items = sets.items[:, start : start + length]
-        x = embed(weights, "item", items.flatten(0, 1)[None])
-        yield slice(start, start + length), x.view(seeds, *items.shape[:2], -1)
+        items = sets.items[:, :, start : start + length]
+        x = embed(weights, "item", items.flatten(1, 2))
+        yield slice(start, start + length), x.view(*items.shape[:3], -1)
 
 
 def blocks(size: int, sets: int, seeds: int, device: torch.device) -> list[int]:
@@ -127,12 +124,17 @@ def blocks(size: int, sets: int, seeds: int, device: torch.device) -> list[int]:
 
 
 def drawn_block(
-    seed: int, size: int, block: int, sets: int, device: torch.device, purpose: int = 0
+    seed: int,
+    size: int,
+    block: int,
+    shape: tuple[int, int],
+    device: torch.device,
+    purpose: int = 0,
 ) -> Sets:
-    """Return a block's sets, which follow from these numbers alone."""
+    """Return a block's sets, (seeds, sets) of them, which follow from these numbers alone."""
     mixed = ((seed * 1_000_003 + size) * 1_000_003 + block) * 1_000_003 + purpose
     generator = torch.Generator(device).manual_seed(mixed % 2**63)
-    return draw((sets,), size, generator)
+    return draw(shape, size, generator)
 
 
 @torch.no_grad()
@@ -162,7 +164,7 @@ def most_attended(
     for piece, x in _pieces(weights, sets, known.embedded):
         norms[..., piece] = keys(weights, x.flatten(1, 2)).norm(dim=-1).view(x.shape[:3])
     top = norms.topk(min(ranks, norms.shape[-1]), -1).indices
-    is_largest = (top == sets.largest[None, :, None])[0].tolist()
+    is_largest = (top == sets.largest[..., None])[0].tolist()
     rows = LogitRows.of(known.logits)
     chosen = {name: rows.softmax(policy(rows)) for name, policy in policies.items()}
     return [

@@ -41,7 +41,8 @@ class RunFolder:
         if held.exists():
             self._require_same(held, settings, device)
             return
-        if path.exists() and any(path.iterdir()):
+        begun = (".", "device.json")  # all that a run can leave that was stopped before it began
+        if path.exists() and not all(file.name.startswith(begun) for file in path.iterdir()):
             raise ValueError(f"{path} holds something else than a run: name another with --out")
         path.mkdir(parents=True, exist_ok=True)
         self.write("device.json", json.dumps(device).encode())
@@ -57,8 +58,8 @@ class RunFolder:
                 f"{self.path} holds a run with {changed} = {getattr(old, changed)}, not "
                 f"{getattr(settings, changed)}: name another folder with --out"
             )
-        old_device = json.loads((self.path / "device.json").read_text())
-        if old_device != device and not self.has("weights.safetensors"):
+        old_device = self.read_json("device.json")
+        if old_device not in (None, device) and not self.has("weights.safetensors"):
             raise ValueError(
                 f"{self.path} was begun on {old_device} and cannot go on on {device}: add "
                 f"--device {old_device}, or name another folder with --out"
@@ -122,7 +123,7 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Put a value into a JSON file."""
-        self.write(name, json.dumps(value).encode())
+        self.write(name, json.dumps(value, indent=1).encode())
 
     def read_json(self, name: str) -> Any:
         """Return the value of a JSON file, or None where there is none.

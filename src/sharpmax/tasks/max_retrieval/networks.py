@@ -93,4 +93,4 @@ def answers(weights: Weights, attended: Tensor) -> Tensor:
 
 def _layer(weights: Weights, name: str, inputs: Tensor) -> Tensor:
     bias, weight = weights[f"{name}.bias"], weights[f"{name}.weight"]
-    return torch.baddbmm(bias[:, None], inputs.expand(len(weight), -1, -1), weight)
+    return torch.baddbmm(bias[:, None], inputs, weight)

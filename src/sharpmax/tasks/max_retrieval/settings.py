@@ -15,11 +15,13 @@ SIZES = tuple(2**exponent for exponent in range(4, 15))
 """The paper's: 16, 32, … 16,384."""
 
 SCHEDULES = ("constant", "cosine")
+MOST = 2**31
+"""More than any setting has use for."""
 
 
 def _require(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if not least <= value < MOST:
+        raise ValueError(f"{name} must be at least {least} and below {MOST:,}, got {value}")
 
 
 def _require_kind(name: str, value: Any, like: Any) -> None:
@@ -102,7 +104,8 @@ class Settings:
     def to_toml(self) -> str:
         """Return the settings as a TOML document; a setting's JSON is its TOML too."""
         return "".join(
-            f"{name} = {json.dumps(value)}\n" for name, value in dataclasses.asdict(self).items()
+            f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+            for name, value in dataclasses.asdict(self).items()
         )
 
     def digest(self) -> str:
@@ -148,6 +151,9 @@ def settings_from(preset: str, given: Mapping[str, Any]) -> Settings:
     changed: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
+    for name, value in changed.items():
+        if isinstance(getattr(PRESETS[preset], name), float):
+            changed[name] = float(value)
     return dataclasses.replace(PRESETS[preset], **changed)
 
 

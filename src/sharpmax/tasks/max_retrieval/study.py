@@ -8,6 +8,7 @@ goes on from there and ends as if it had not been.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import platform
 import time
@@ -20,6 +21,7 @@ import torch
 from scipy import stats
 
 import sharpmax
+from sharpmax.per_head import PerHead
 from sharpmax.policies import HELD, PAPER, EntropyCap, Fixed, LogLength
 from sharpmax.policy import Policy
 from sharpmax.tasks.max_retrieval import fit
@@ -32,9 +34,11 @@ from sharpmax.tasks.max_retrieval.evaluate import (
     most_attended,
 )
 from sharpmax.tasks.max_retrieval.folder import RunFolder
-from sharpmax.tasks.max_retrieval.train import LOG_EVERY, Training
+from sharpmax.tasks.max_retrieval.networks import initial_weights
+from sharpmax.tasks.max_retrieval.train import Training
 
 if TYPE_CHECKING:
+    from sharpmax.tasks.max_retrieval.data import Sets
     from sharpmax.tasks.max_retrieval.networks import Weights
     from sharpmax.tasks.max_retrieval.settings import Settings
 
@@ -42,9 +46,12 @@ SAVE_EVERY = 20.0
 """Seconds."""
 CAP = 0.5
 """Nats: rows of less are sharp, as in the paper."""
-FIT_SETS = 128
-"""For each size, to fit the policies to; other sets than those of the evaluation."""
+STEPS_AT_ONCE = 10
+"""Between two looks at the clock."""
+FIT_SETS, FIT_ITEMS = 128, 2**21
+"""For each size and seed, to fit the policies to; other sets than those of the evaluation."""
 FITTED = {"fitted": fit.fit_polynomial, "monotone": fit.fit_monotone}
+NOTHING_SUMMED: dict[str, Any] = {"counts": [], "block": 0, "sums": {}}
 SHOWN_SETS = 32
 """Whose attention is drawn."""
 SHOWN_POLICIES = ("softmax", "paper", "entropy cap")
@@ -94,6 +101,14 @@ class Study:
         training_policy = policy_named(settings.training_policy, settings)
         given = given_policies(settings)
         folder = RunFolder(path, settings, device.type)
+        described = {name: policy.to_dict() for name, policy in given.items()}
+        described["in training"] = training_policy.to_dict()
+        if (before := folder.read_json("policies.json")) is None:
+            folder.write_json("policies.json", described)
+        elif before != json.loads(json.dumps(described)):
+            raise ValueError(
+                f"a policy's file has changed since {path} was begun: name another with --out"
+            )
         return cls(settings, training_policy, given, folder, device, tell, save_every)
 
     def run(self) -> None:
@@ -110,7 +125,9 @@ class Study:
         if not self.folder.has("weights.safetensors"):
             self._train()
         weights = self.folder.read_tensors("weights.safetensors")
-        assert weights is not None
+        needed = initial_weights([0], ssmax=self.settings.ssmax)
+        if weights is None or weights.keys() != needed.keys():
+            raise self.folder.set_aside("weights.safetensors", "it lacks something")
         return {name: weight.to(self.device) for name, weight in weights.items()}
 
     def _train(self) -> None:
@@ -118,19 +135,15 @@ class Study:
         if (state := self.folder.read_tensors("checkpoint.safetensors")) is not None:
             try:
                 training.resume(state)
-            except (KeyError, RuntimeError) as error:
+            except (KeyError, RuntimeError, ValueError) as error:
                 raise self.folder.set_aside("checkpoint.safetensors", str(error)) from None
         saved = time.monotonic()
-        try:
-            while training.step < self.settings.steps:
-                self.tell("train", training.step, self.settings.steps)
-                training.run(training.step + LOG_EVERY)
-                if time.monotonic() - saved >= self.save_every:
-                    self.folder.write_tensors("checkpoint.safetensors", training.state())
-                    saved = time.monotonic()
-        except KeyboardInterrupt:
-            self.folder.write_tensors("checkpoint.safetensors", training.state())
-            raise
+        while training.step < self.settings.steps:
+            self.tell("train", training.step, self.settings.steps)
+            training.run(training.step + STEPS_AT_ONCE)
+            if time.monotonic() - saved >= self.save_every:
+                self.folder.write_tensors("checkpoint.safetensors", training.state())
+                saved = time.monotonic()
         self.tell("train", training.step, self.settings.steps)
         record = [
             {"step": step, "seed": seed, "loss": loss, "accuracy": accuracy}
@@ -153,12 +166,12 @@ class Study:
     def _fit(self, weights: Weights) -> None:
         seeds = self.settings.seeds
         sizes = [size for size in self.settings.sizes if size > self.settings.most_items]
-        count = min(FIT_SETS, self.settings.sets)
         points: list[tuple[int, float, float]] = []
         for done, size in enumerate(sizes):
             self.tell("fit", done, len(sizes))
+            count = min(FIT_SETS, self.settings.sets, max(1, FIT_ITEMS // size))
             for block, sets in enumerate(blocks(size, count, seeds, self.device)):
-                drawn = self._drawn(size, block, sets, FOR_FIT)
+                drawn = self._drawn(size, block, (seeds, sets), FOR_FIT)
                 points += [(size, *point) for point in fit.best_betas(weights, drawn)]
         self.tell("fit", len(sizes), len(sizes))
         pairs = [(entropy, beta) for _, entropy, beta in points]
@@ -166,7 +179,7 @@ class Study:
         if len(pairs) >= fit.FEWEST:
             policies = {name: make(pairs) for name, make in FITTED.items()}
         for name, policy in policies.items():
-            policy.save(self.folder.path / f"{name}.json")
+            self.folder.write_json(f"{name}.json", policy.to_dict())
         largest = math.log(max(self.settings.sizes))
         entropies = [float(h) for h in np.linspace(0, largest, 200)]
         curves = [
@@ -183,7 +196,7 @@ class Study:
         if self.folder.has("comparison.csv"):
             return
         settings = self.settings
-        state = self.folder.read_json("evaluation.json") or {"rows": [], "block": 0, "sums": {}}
+        state = self._evaluation_so_far()
         done = {row["size"] for row in state["rows"]}
         total = settings.sets * len(settings.sizes)
         saved = time.monotonic()
@@ -191,10 +204,13 @@ class Study:
             if size in done:
                 continue
             counts = blocks(size, settings.sets, settings.seeds, self.device)
+            if state["counts"] != counts:
+                state |= {"counts": counts, "block": 0, "sums": {}}
             while state["block"] < len(counts):
                 at = len(done) * settings.sets + sum(counts[: state["block"]])
                 self.tell("evaluate", at, total)
-                drawn = self._drawn(size, state["block"], counts[state["block"]], FOR_EVALUATION)
+                shape = (settings.seeds, counts[state["block"]])
+                drawn = self._drawn(size, state["block"], shape, FOR_EVALUATION)
                 for name, sums in evaluate_block(weights, drawn, policies).items():
                     before = np.array(state["sums"].get(name, 0.0))
                     state["sums"][name] = (before + sums.numpy()).tolist()
@@ -203,12 +219,22 @@ class Study:
                     self.folder.write_json("evaluation.json", state)
                     saved = time.monotonic()
             state["rows"] += self._rows(size, state["sums"])
-            state["block"], state["sums"] = 0, {}
+            state |= NOTHING_SUMMED
             done.add(size)
         self.tell("evaluate", total, total)
         self.folder.write_table("evaluation.csv", state["rows"])
         self.folder.write_table("comparison.csv", compared(state["rows"]))
         self.folder.remove("evaluation.json")
+
+    def _evaluation_so_far(self) -> dict[str, Any]:
+        """Return the finished sizes' rows, and of the one under way the blocks and their sums."""
+        fresh = {"rows": []} | NOTHING_SUMMED
+        state = self.folder.read_json("evaluation.json")
+        if state is None:
+            return fresh
+        if not isinstance(state, dict) or state.keys() != fresh.keys():
+            raise self.folder.set_aside("evaluation.json", "it lacks something")
+        return state
 
     def _rows(self, size: int, sums: dict[str, Any]) -> list[dict[str, Any]]:
         """Return one row a policy and seed of the means over all sets of a size."""
@@ -232,15 +258,15 @@ class Study:
             self.tell("draw", done, len(self.settings.sizes))
             offset = 0
             for block, sets in enumerate(blocks(size, SHOWN_SETS, 1, self.device)):
-                drawn = self._drawn(size, block, sets, FOR_FIGURES)
+                drawn = self._drawn(size, block, (1, sets), FOR_FIGURES)
                 for row in most_attended(first, drawn, policies):
                     rows.append({**row, "size": size, "set": row["set"] + offset})
                 offset += sets
         self.tell("draw", len(self.settings.sizes), len(self.settings.sizes))
         self.folder.write_table("attention.csv", rows)
 
-    def _drawn(self, size: int, block: int, sets: int, purpose: int) -> Any:
-        return drawn_block(self.settings.first_seed, size, block, sets, self.device, purpose)
+    def _drawn(self, size: int, block: int, shape: tuple[int, int], purpose: int) -> Sets:
+        return drawn_block(self.settings.first_seed, size, block, shape, self.device, purpose)
 
 
 def usual_policies(settings: Settings) -> dict[str, Policy]:
@@ -267,7 +293,10 @@ def policy_named(name: str, settings: Settings) -> Policy:
         raise ValueError(
             f"there is no policy file {name}, nor a policy of that name: {', '.join(known)}"
         )
-    return Policy.load(name)
+    policy = Policy.load(name)
+    if isinstance(policy, PerHead):
+        raise ValueError(f"{name} has settings for several heads, and these networks have one")
+    return policy
 
 
 def given_policies(settings: Settings) -> dict[str, Policy]:
@@ -301,7 +330,7 @@ def _interval(values: list[float]) -> dict[str, float]:
     if len(values) == 1:
         return {"accuracy": mean, "low": mean, "high": mean}
     reach = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
-    return {"accuracy": mean, "low": mean - reach, "high": mean + reach}
+    return {"accuracy": mean, "low": max(mean - reach, 0.0), "high": min(mean + reach, 1.0)}
 
 
 def _difference(values: list[float], plain: list[float]) -> dict[str, float | None]:
