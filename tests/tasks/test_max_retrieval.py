@@ -276,7 +276,7 @@ def test_a_monotone_fit_never_falls(points):
 
 
 def test_a_fitted_policy_is_a_file_that_others_take(tmp_path):
-    Study.open(tmp_path / "first", replace(SMALL, sets=128), CPU).run()
+    Study.open(tmp_path / "first", replace(SMALL, sizes=(16, 512), sets=64), CPU).run()
     files = [str(tmp_path / "first" / f"{name}.json") for name in ("fitted", "monotone")]
     settings = settings_from("quick", {"steps": 100, "sizes": [16, 32], "sets": 8, "seeds": 1})
     study = Study.open(tmp_path / "second", replace(settings, policies=tuple(files)), CPU)
