@@ -139,13 +139,13 @@ def agree(training: Training) -> None:
     generator = torch.Generator(PLACE).manual_seed(0)
     loss_and_gradients = jax.jit(jax.value_and_grad(cross_entropy))
     for size in (SETTINGS.least_items, SETTINGS.most_items):
-        sets = draw((SETTINGS.batch,), size, generator)
+        sets = draw((1, SETTINGS.batch), size, generator)
         weights = {n: w.detach()[:1].clone().requires_grad_() for n, w in training.weights.items()}
         rows = scored(weights, sets)
         classes = answers(weights, rows.attended(torch.softmax(rows.logits, -1)))[0]
-        loss = torch_cross_entropy(classes, sets.target)
+        loss = torch_cross_entropy(classes, sets.target[0])
         loss.backward()
-        given = [jnp.array(x.cpu().numpy()) for x in (sets.items, sets.query, sets.target)]
+        given = [jnp.array(x[0].cpu().numpy()) for x in (sets.items, sets.query, sets.target)]
         ours, gradients = loss_and_gradients(in_jax(training, 0), *given)
         assert abs(loss.item() - float(ours)) < TOLERANCE, (size, loss.item(), float(ours))
         for name, w in weights.items():
