@@ -40,7 +40,8 @@ def report(tables: Tables, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Chromium without a window, which logs its console and its requests."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium drives the browser")
+    from selenium import webdriver
+
     program = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if program is None or driver is None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SIZES = tuple(2**exponent for exponent in range(4, 15))
-"""The paper's: 16, 32, … 16,384."""
+from sharpmax.tasks.max_retrieval.published import SIZES
 
 SCHEDULES = ("constant", "cosine")
 MOST = 2**31

@@ -138,9 +138,9 @@ class Training:
         """Draw a batch and take one step of Adam."""
         settings = self.settings
         sets = draw((settings.seeds, settings.batch), size, self.generator)
-        names = self.weights
-        x = embed(names, "item", sets.items.flatten(1, 2))
-        direction = directions(names, sets.query, size)
+        weights = self.weights
+        x = embed(weights, "item", sets.items.flatten(1, 2))
+        direction = directions(weights, sets.query, size)
         x = x.view(settings.seeds, settings.batch, size, -1)
         logits = (x @ direction[..., None])[..., 0]
         if settings.gumbel:
@@ -149,11 +149,11 @@ class Training:
             logits = logits + settings.gumbel * noise
         plain = self.policy == PLAIN
         attention = torch.softmax(logits, -1) if plain else softmax(logits, self.policy)
-        classes = answers(names, (attention[..., None, :] @ x)[..., 0, :])
+        classes = answers(weights, (attention[..., None, :] @ x)[..., 0, :])
         losses = cross_entropy(classes.flatten(0, 1), sets.target.flatten(), reduction="none")
         losses = losses.view(sets.target.shape).mean(1)
-        gradients = torch.autograd.grad(losses.sum(), list(names.values()))
-        for weight, gradient in zip(names.values(), gradients, strict=True):
+        gradients = torch.autograd.grad(losses.sum(), list(weights.values()))
+        for weight, gradient in zip(weights.values(), gradients, strict=True):
             weight.grad = gradient.contiguous()
         self.optimizer.step()
         with torch.no_grad():
@@ -161,7 +161,7 @@ class Training:
             self._sums += torch.stack((losses, right))
             if settings.average:
                 torch._foreach_lerp_(
-                    list(self.averaged.values()), list(names.values()), 1 - settings.average
+                    list(self.averaged.values()), list(weights.values()), 1 - settings.average
                 )
 
     def _capture(self, size: int) -> None:
@@ -179,8 +179,9 @@ class Training:
         self._graphs[size] = graph
         with torch.no_grad():
             for name, tensor in self.state().items():
-                if name.startswith(("weights/", "averaged/", "adam/")) or name == "sums":
-                    tensor.copy_(before[name]) if name in before else tensor.zero_()
+                if name.startswith(("weights/", "averaged/", "adam/", "sums")):
+                    # Before its first step, Adam has no state; zeros are the same.
+                    tensor.copy_(before.get(name, torch.zeros_like(tensor)))
         self.generator.set_state(before["random"])
 
     def _log(self) -> None:
