@@ -1,10 +1,11 @@
 """The cost of one sharpened decoding step over a long cache, beside plain decoding.
 
 One query of 32 heads against 8 key heads of bf16 keys and values on a GPU. Diffuse rows are those
-of random queries; a sharp row's query is aligned with one of the keys. Plain decoding is each SDPA
-backend that takes the call, the query heads that share a key head stacked as its queries too, and
-the fastest of them all is the yardstick. Every candidate is captured in a graph and replayed, so
-that its launches cost no time of the host.
+of random queries; a sharp row's query is aligned with one of the keys, at two strengths: "sharp"
+leaves a row in four more than 2⁻¹⁶ of its weight elsewhere, "sharper" none. Plain decoding is each
+SDPA backend that takes the call, the query heads that share a key head stacked as its queries too,
+and the fastest of them all is the yardstick. Every candidate is captured in a graph and replayed,
+so that its launches cost no time of the host.
 
     python benchmarks/decode.py           writes benchmarks/results/<device>/decode.csv
 """
@@ -23,6 +24,7 @@ from sharpmax.torch import attention
 
 HEADS, KEY_HEADS, WIDTH = 32, 8, 128
 LENGTHS = (8192, 32768, 131072)
+ALIGNED = {"sharp": 2.5, "sharper": 4.0}
 
 
 def by_backend(backend: Any, query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
@@ -60,10 +62,10 @@ def measure(keys: int, kind: str) -> list[dict[str, Any]]:
         torch.randn(1, KEY_HEADS, keys, WIDTH, device="cuda", dtype=torch.bfloat16) for _ in "kv"
     )
     query = torch.randn(1, HEADS, 1, WIDTH, device="cuda", dtype=torch.bfloat16)
-    if kind == "sharp":
+    if kind in ALIGNED:
         places = torch.randint(keys, (HEADS,), device="cuda")
         group = torch.arange(HEADS, device="cuda") // (HEADS // KEY_HEADS)
-        query = 2.5 * key[0, group, places][None, :, None]
+        query = ALIGNED[kind] * key[0, group, places][None, :, None]
     calls: dict[str, Callable[[], object]] = {}
     for backend in BACKENDS:
         for how in (by_backend, stacked):
@@ -102,5 +104,5 @@ def measure(keys: int, kind: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    cases = [(keys, kind) for keys in LENGTHS for kind in ("diffuse", "sharp")]
+    cases = [(keys, kind) for keys in LENGTHS for kind in ("diffuse", *ALIGNED)]
     keep("decode", [row for case in cases for row in measure(*case)])

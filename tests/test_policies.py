@@ -381,6 +381,7 @@ def test_interpolated_follows_its_knots_and_holds_beyond():
     ("entropies", "betas", "message"),
     [
         ((1.0, 1.0), (1.0, 2.0), "entropies must rise"),
+        ((0.0, 1e-41), (1.0, 1.0), "entropies must rise by 1e-06"),
         ((1.0, 2.0), (1.0,), "must be as many"),
         ((1.0,), (0.0,), "betas must be a finite number above 0"),
     ],

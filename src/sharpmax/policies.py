@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Number = float | Array
 """A setting of a policy: a number, or inside `PerHead` an array that broadcasts to the rows."""
 
+NARROWEST = 1e-6
+"""Nats between two knots of `Interpolated`: less has no slope in single precision."""
+
 
 def _require_numbers(policy: Policy, *names: str, above: float = -math.inf) -> None:
     """Raise an error that names the setting unless each is a finite number above `above`.
@@ -264,8 +267,11 @@ class Interpolated(Policy):
                 f"{len(self.betas)}"
             )
         plain = [knot for knot in self.entropies if isinstance(knot, int | float)]
-        if any(left >= right for left, right in itertools.pairwise(plain)):
-            raise ValueError(f"entropies must rise from knot to knot, got {self.entropies}")
+        if any(right - left < NARROWEST for left, right in itertools.pairwise(plain)):
+            raise ValueError(
+                f"entropies must rise by {NARROWEST} or more from knot to knot, got "
+                f"{self.entropies}"
+            )
 
     def __call__(self, rows: Rows) -> Array:
         """Return β on the line between the knots on either side of the entropy."""

@@ -30,7 +30,7 @@ from sharpmax.tasks.max_retrieval.evaluate import (
 )
 from sharpmax.tasks.max_retrieval.networks import WIDTH, initial_weights
 from sharpmax.tasks.max_retrieval.study import compared, policy_named
-from sharpmax.tasks.max_retrieval.train import PLAIN, Training
+from sharpmax.tasks.max_retrieval.train import PLAIN, Training, clipped
 
 CPU = torch.device("cpu")
 SMALL = settings_from(
@@ -107,7 +107,7 @@ def test_a_seeds_network_does_not_depend_on_the_others():
     "changes",
     [
         {},
-        {"schedule": "cosine", "gumbel": 1.0, "average": 0.9, "l2": 0.0},
+        {"schedule": "cosine", "gumbel": 1.0, "average": 0.9, "l2": 0.0, "clip": 1.0},
         {"ssmax": True, "training_policy": "paper"},
     ],
     ids=["paper", "recipe", "ssmax"],
@@ -273,6 +273,19 @@ def test_a_monotone_fit_never_falls(points):
     assert (np.diff(betas) >= -1e-9).all()
     assert min(betas) >= 1 - 1e-9
     assert betas[-1] == pytest.approx(policy.betas[-1])
+
+
+def test_a_monotone_fit_to_rows_that_are_all_sharp():
+    points = [(10.0**-i, 1.0) for i in range(40)]
+    policy = fit.fit_monotone(points)
+    assert np.isfinite(fit.curve(policy, [0.0, 1e-41, 1e-3, 1.0])).all()
+
+
+def test_gradients_are_clipped_network_by_network():
+    gradients = (torch.tensor([[3.0, 0.0], [0.3, 0.0]]), torch.tensor([[[4.0]], [[0.4]]]))
+    first, second = clipped(gradients, 1.0)
+    torch.testing.assert_close(first, torch.tensor([[0.6, 0.0], [0.3, 0.0]]))
+    torch.testing.assert_close(second, torch.tensor([[[0.8]], [[0.4]]]))
 
 
 def test_a_fitted_policy_is_a_file_that_others_take(tmp_path):

@@ -56,6 +56,9 @@ def reproduce(
         str | None, typer.Option(help="Of the learning rate: constant or cosine.")
     ] = None,
     l2: Annotated[float | None, typer.Option(help="Times half the squared weights.")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm of a network's gradient; 0 for any.")
+    ] = None,
     gumbel: Annotated[
         float | None, typer.Option(help="Strength of the noise on the logits in training.")
     ] = None,
@@ -100,6 +103,7 @@ def reproduce(
         "learning_rate": learning_rate,
         "schedule": schedule,
         "l2": l2,
+        "clip": clip,
         "gumbel": gumbel,
         "training_policy": training_policy,
         "ssmax": ssmax,

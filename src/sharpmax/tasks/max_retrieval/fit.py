@@ -31,6 +31,8 @@ LARGEST_BETA = 16.0
 HALVINGS = 16
 DEGREE = 4
 KNOTS = 12
+DECIMALS = 3
+"""Of the entropies of the knots: two that differ by less are one."""
 FEWEST = 40
 """Sets without which no policy is fitted."""
 
@@ -76,7 +78,7 @@ def fit_monotone(points: Points) -> Interpolated:
     ordered = np.array(sorted(points))
     parts = np.array_split(ordered, min(KNOTS, len(points) // 8))
     medians = np.array([np.median(part, axis=0) for part in parts])
-    entropies, first = np.unique(medians[:, 0], return_index=True)
+    entropies, first = np.unique(medians[:, 0].round(DECIMALS), return_index=True)
     counts = np.array([len(part) for part in parts], dtype=float)[first]
     betas = isotonic_regression(medians[first, 1], weights=counts).x
     return Interpolated(

@@ -50,6 +50,7 @@ class Settings:
         schedule: "constant", or "cosine" from the learning rate down to 0.
         l2: What half the sum of the squared weights is multiplied by in the loss. The paper says
             0.001 and not of what; this value gives its results, and 0.001 blurs sooner.
+        clip: The largest norm of a network's gradient, which is scaled down to it; 0 for none.
         gumbel: How strong the Gumbel noise on the logits in training is; 0 for none.
         training_policy: The policy that sharpens the logits in training: a name or a file.
         ssmax: Whether the networks learn a factor s·ln(n) of their logits (SSMax).
@@ -67,7 +68,8 @@ class Settings:
     most_items: int = 16
     learning_rate: float = 1e-3
     schedule: str = "constant"
-    l2: float = 1.5e-4
+    l2: float = 4e-4
+    clip: float = 0.0
     gumbel: float = 0.0
     training_policy: str = "softmax"
     ssmax: bool = False
@@ -93,7 +95,7 @@ class Settings:
         _require("first_seed", self.first_seed, least=0)
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {SCHEDULES}, got {self.schedule!r}")
-        for name in ("l2", "gumbel"):
+        for name in ("l2", "clip", "gumbel"):
             _require(name, getattr(self, name), least=0)
         if not 0 < self.learning_rate < 1:
             raise ValueError(f"learning_rate must be between 0 and 1, got {self.learning_rate}")
@@ -126,9 +128,10 @@ PRESETS = {
         steps=30_000,
         batch=512,
         least_items=16,
-        learning_rate=1e-2,
+        learning_rate=5e-3,
         schedule="cosine",
         l2=0.0,
+        clip=1.0,
         gumbel=1.0,
     ),
 }

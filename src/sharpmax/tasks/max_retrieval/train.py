@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -60,6 +60,7 @@ class Training:
         self.record: list[tuple[int, int, float, float]] = []
         self._sums = torch.zeros(2, settings.seeds, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
 
     def run(self, until: int) -> None:
         """Go on up to a step, or to the last."""
@@ -153,6 +154,8 @@ class Training:
         losses = cross_entropy(classes.flatten(0, 1), sets.target.flatten(), reduction="none")
         losses = losses.view(sets.target.shape).mean(1)
         gradients = torch.autograd.grad(losses.sum(), list(weights.values()))
+        if settings.clip:
+            gradients = clipped(gradients, settings.clip)
         for weight, gradient in zip(weights.values(), gradients, strict=True):
             weight.grad = gradient.contiguous()
         self.optimizer.step()
@@ -174,8 +177,10 @@ class Training:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph):
+        # The sizes' graphs never run side by side, and nothing of a step but the state lives on.
+        with torch.cuda.graph(graph, pool=self._pool):
             self._update(size)
+        self._pool = graph.pool()
         self._graphs[size] = graph
         with torch.no_grad():
             for name, tensor in self.state().items():
@@ -189,3 +194,13 @@ class Training:
         self._sums.zero_()
         for seed, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True)):
             self.record.append((self.step, self.settings.first_seed + seed, loss, accuracy))
+
+
+def clipped(gradients: Sequence[Tensor], most: float) -> tuple[Tensor, ...]:
+    """Return the gradients of all networks, each network's scaled down to a norm of at most `most`.
+
+    The first axis is that of the networks.
+    """
+    squares = [gradient.square().flatten(1).sum(1) for gradient in gradients]
+    factor = (most / torch.stack(squares).sum(0).sqrt()).clamp(max=1.0)
+    return tuple(g * factor.view(-1, *[1] * (g.ndim - 1)) for g in gradients)
