@@ -76,6 +76,10 @@ class PerHead(Policy):
             raise ValueError(f"layer must be from 0 to {self.shape[0] - 1}, got {index}")
         return PerHead(self.base, self._map(operator.itemgetter(index)))
 
+    def with_arrays(self, convert: Callable[[Any], Array]) -> PerHead:
+        """Return the same with each array converted, such as to tensors of a device."""
+        return PerHead(self.base, self._map(convert))
+
     def __call__(self, rows: Rows) -> Array | float:
         """Return the β that every head's own policy chooses."""
         if len(self.shape) == 2:

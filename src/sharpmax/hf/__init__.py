@@ -1,0 +1,16 @@
+"""sharpmax for Hugging Face transformers: sharpen a model, look at its attention, load one.
+
+Nothing is registered or patched until a model is sharpened or diagnosed.
+"""
+
+try:
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"sharpmax.hf needs {error.name}, which comes with: pip install 'sharpmax[transformers]'",
+        name=error.name,
+    ) from None
+
+from sharpmax.hf.sharpen import Sharpened, sharpen
+
+__all__ = ["Sharpened", "sharpen"]

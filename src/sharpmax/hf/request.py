@@ -1,0 +1,163 @@
+"""What a layer of a transformers model asks of attention, in sharpmax's terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as dropped
+from torch.nn.functional import pad
+
+from sharpmax.rows import LogitRows
+from sharpmax.torch.attention import attention
+from sharpmax.torch.scores import Scores
+
+if TYPE_CHECKING:
+    from sharpmax.policy import Policy
+
+WIDTH_STEP = 8
+"""Widths that are multiples of it have the fastest kernels."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A layer's queries, keys and values, and which logits are made of them.
+
+    Attributes:
+        query: Of shape (batch, heads, queries, width).
+        key: Of shape (batch, key heads, keys, width).
+        value: Of shape (batch, key heads, keys, value width).
+        mask: True where a query sees a key, or None.
+        is_causal: Whether no query sees a key after it.
+        window: How many keys back a query sees, or None.
+        softcap: What bounds the logits, or None.
+        scale: What the dot products are multiplied by.
+        has_sink: Whether the first key is a sink: a logit without a token, whose value is 0.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    window: int | None
+    softcap: float | None
+    scale: float
+    has_sink: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        **others: Any,
+    ) -> Request:
+        """Take what transformers hands to an attention function, or say what it cannot take.
+
+        What `others` hold is for other kernels, and unread.
+
+        Raises:
+            NotImplementedError: If the layer adds numbers to its logits.
+        """
+        del others
+        layer = type(module).__name__
+        if position_bias is not None:
+            raise NotImplementedError(
+                f"{layer} adds a position bias to its logits, which sharpmax cannot do"
+            )
+        queries, keys = query.shape[2], key.shape[2]
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        causal = bool(causal) and queries > 1
+        window = None
+        if attention_mask is None:
+            window = sliding_window if causal else None
+            if causal and keys > queries:  # a static cache that has just been begun
+                key, value = key[:, :, :queries], value[:, :, :queries]
+        elif attention_mask.dtype != torch.bool:
+            raise NotImplementedError(
+                f"{layer} was given a mask of {attention_mask.dtype} to add to its logits: give a "
+                "boolean one, True where a token is seen"
+            )
+        elif attention_mask.shape[-2] == 1 and queries > 1 and causal:
+            window = getattr(attention_mask, "window", sliding_window)
+            if not getattr(attention_mask, "is_padded", True):
+                attention_mask = None
+        else:
+            attention_mask, causal = attention_mask[..., :keys], False
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        request = cls(query, key, value, attention_mask, causal, window, softcap, scale)
+        return request if s_aux is None else request._with_sinks(s_aux)
+
+    def scores(self) -> Scores:
+        """Return how the logits are made."""
+        return Scores.of(self.query, self.key, **self._settings())
+
+    def answered(self, policy: Policy) -> Tensor:
+        """Return the attention's output, of shape (batch, heads, queries, value width)."""
+        out = attention(self.query, self.key, self.value, policy=policy, **self._settings())
+        assert isinstance(out, Tensor)
+        return out
+
+    def answered_with_weights(self, policy: Policy, dropout: float) -> tuple[Tensor, Tensor]:
+        """Return the output and the weights themselves, all of them held at once."""
+        scores = self.scores()
+        every, keys = slice(0, self.query.shape[2]), slice(0, self.key.shape[2])
+        rows = LogitRows.of(scores.logits(every, keys), where=scores.visible(every, keys))
+        weights = rows.softmax(policy(rows)).to(self.query.dtype)
+        value = self.value.repeat_interleave(self.query.shape[1] // self.value.shape[1], dim=1)
+        out = dropped(weights, dropout) @ value
+        return out, weights[..., 1:] if self.has_sink else weights
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "mask": self.mask,
+            "is_causal": self.is_causal,
+            "window": self.window,
+            "softcap": self.softcap,
+            "scale": self.scale,
+        }
+
+    def _with_sinks(self, sinks: Tensor) -> Request:
+        """Return the same with a key before all others whose logit is the head's sink.
+
+        The query gets one number more, the sink over the scale, and keys a 0 there; the sink's
+        key has a 1 there and 0 elsewhere. So it passes through β as every logit does.
+        """
+        if self.softcap is not None:
+            raise NotImplementedError("sinks behind a softcap are not supported")
+        batch, heads, queries, width = self.query.shape
+        wider = -(width + 1) % WIDTH_STEP + 1
+        query, key = pad(self.query, (0, wider)), pad(self.key, (0, wider, 1, 0))
+        extra = (sinks.to(query) / self.scale).view(1, heads, 1).expand(batch, heads, queries)
+        query = torch.cat((query[..., :width], extra[..., None], query[..., width + 1 :]), dim=-1)
+        first = torch.zeros_like(key[:, :, :1])
+        first[..., width] = 1.0
+        key = torch.cat((first, key[:, :, 1:]), dim=2)
+        mask, is_causal, window = self.mask, self.is_causal, self.window
+        if window is not None:  # the sink is seen from everywhere
+            whole = slice(0, queries), slice(0, self.key.shape[2])
+            mask, is_causal, window = self.scores().visible(*whole), False, None
+        if mask is not None:
+            mask = pad(mask, (1, 0), value=True)
+        return replace(
+            self,
+            query=query,
+            key=key,
+            value=pad(self.value, (0, 0, 1, 0)),
+            mask=mask,
+            is_causal=is_causal,
+            window=window,
+            has_sink=True,
+        )

@@ -1,0 +1,192 @@
+"""Sharpen a model: choose the temperature of every attention row, in place of its attention.
+
+transformers looks its attention up by name. `sharpen` registers one more, with the mask that
+belongs to it, and tells the model to use it; undoing takes both away again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from sharpmax.hf.masks import visible_keys
+from sharpmax.hf.request import Request
+from sharpmax.per_head import PerHead
+from sharpmax.policies import PAPER
+from sharpmax.policy import Policy, require_policy
+
+try:
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:  # another version; most models pass `output_attentions` on
+    _active_collector = None  # type: ignore[assignment]
+
+_numbers = itertools.count()
+
+AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def sharpen(model: PreTrainedModel, policy: Policy = PAPER) -> Sharpened:
+    """Let a policy choose the temperature of every row of a model's attention.
+
+    It holds from now on, until `undo()` is called or a `with` block ends:
+
+        with sharpen(model, policy):
+            model.generate(...)
+
+    Args:
+        model: A model whose attention goes through transformers' attention interface.
+        policy: The same for all layers, or a `PerHead` of shape (heads,) or (layers, heads).
+
+    Raises:
+        ValueError: If the model does not go through the interface, or the policy is for a model
+            of another shape.
+    """
+    _require_interface(model)
+    require_policy(policy)
+    return Sharpened(model, _attention_of(model, policy))
+
+
+class Sharpened:
+    """A model with another attention than its own, until `undo`."""
+
+    def __init__(self, model: PreTrainedModel, function: AttentionFunction) -> None:
+        self.model = model
+        self.name = f"sharpmax-{next(_numbers)}"
+        self._before = _implementations(model)
+        AttentionInterface.register(self.name, function)
+        AttentionMaskInterface.register(self.name, visible_keys)
+        model.set_attn_implementation(self.name)
+
+    def undo(self) -> None:
+        """Give the model back the attention that it had; a second time does nothing."""
+        if self.name not in AttentionInterface._global_mapping:
+            return
+        if self.model.config._attn_implementation != self.name:
+            raise RuntimeError(
+                f"the model's attention is {self.model.config._attn_implementation!r} by now: undo "
+                "what was done to it later first"
+            )
+        for config, name in self._before:
+            config._attn_implementation_internal = name
+        del AttentionInterface._global_mapping[self.name]
+        del AttentionMaskInterface._global_mapping[self.name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+def layers_and_heads(model: PreTrainedModel) -> tuple[int, int]:
+    """Return how many layers of attention a model has, and how many heads each of them."""
+    config = model.config.get_text_config()
+    return config.num_hidden_layers, config.num_attention_heads
+
+
+def layer_of(module: torch.nn.Module, places: dict[torch.nn.Module, int]) -> int:
+    """Return which layer an attention module belongs to."""
+    index = getattr(module, "layer_idx", None)
+    return places.get(module, 0) if index is None else index
+
+
+def places_of(model: PreTrainedModel) -> dict[torch.nn.Module, int]:
+    """Return the layer of each module that stands in one: the first number of its path."""
+    places = {}
+    for path, module in model.named_modules():
+        numbers = [part for part in path.split(".") if part.isdigit()]
+        if numbers:
+            places[module] = int(numbers[0])
+    return places
+
+
+def _attention_of(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
+    """Return the function that transformers calls in every layer."""
+    layers, heads = layers_and_heads(model)
+    if isinstance(policy, PerHead):
+        _require_shape(policy, layers, heads, type(model).__name__)
+    places = places_of(model)
+
+    def policy_of(layer: int, device: torch.device) -> Policy:
+        chosen = policy.layer(layer)
+        if isinstance(chosen, PerHead):
+            return chosen.with_arrays(lambda x: torch.as_tensor(x, device=device))
+        return chosen
+
+    # Numbers by head go to their device once, and not at every call.
+    devices = {parameter.device for parameter in model.parameters()}
+    policies = {(i, device): policy_of(i, device) for i in range(layers) for device in devices}
+
+    def sharpened(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        output_attentions: bool | None = None,
+        **asked: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        request = Request.of(module, query, key, value, attention_mask, **asked)
+        place = layer_of(module, places), query.device
+        chosen = policies[place] if place in policies else policy_of(*place)
+        weights = None
+        if dropout or output_attentions or _weights_are_collected(module):
+            out, weights = request.answered_with_weights(chosen, dropout)
+        else:
+            out = request.answered(chosen)
+        return out.transpose(1, 2).contiguous(), weights
+
+    return sharpened
+
+
+def _weights_are_collected(module: torch.nn.Module) -> bool:
+    """Tell whether the caller wants weights: some models do not hand the wish down."""
+    if getattr(module.config, "output_attentions", False):
+        return True
+    if _active_collector is None or torch.compiler.is_compiling():
+        return False
+    collected: Any = _active_collector.get()  # type: ignore[no-untyped-call]
+    return "attentions" in (collected or ())
+
+
+def _require_interface(model: object) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model must be a transformers model, got {type(model).__name__}")
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"{type(model).__name__} does not go through transformers' attention interface, by "
+            "which alone its attention can be replaced"
+        )
+
+
+def _require_shape(policy: PerHead, layers: int, heads: int, model: str) -> None:
+    if policy.shape not in ((heads,), (layers, heads)):
+        raise ValueError(
+            f"policy is for {' layers of '.join(map(str, policy.shape))} heads, and {model} has "
+            f"{layers} layers of {heads}"
+        )
+
+
+def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
+    """Return every config of the model and its parts, with the name of its attention."""
+    configs = {id(model.config): model.config}
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            configs[id(module.config)] = module.config
+    for config in list(configs.values()):
+        for name in config.sub_configs:
+            if (part := getattr(config, name, None)) is not None:
+                configs[id(part)] = part
+    return [(config, config._attn_implementation) for config in configs.values()]
