@@ -48,5 +48,5 @@ $(VENV)/package: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[reproduce]'
 	touch $@
 $(VENV)/development: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[reproduce,jax,dev]'
+	$(PIP) --editable '.[reproduce,transformers,jax,dev]'
 	touch $@ $(VENV)/package

@@ -78,7 +78,7 @@ def main() -> None:
             }
         )
         print(name, rows[-1]["ms"], "ms", rows[-1]["peak_mib"], "MiB")
-    keep("long", rows)
+        keep("long", rows)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-BLOCKS, STEPS = (12, 300) if CUDA else (8, 30)
+BLOCKS, STEPS = (12, 60) if CUDA else (8, 30)
 SETTINGS = Settings(
     seeds=10 if CUDA else 3,
     least_items=13 if CUDA else 5,  # JAX compiles long for a GPU, and twice a size

@@ -17,6 +17,9 @@ from typing import Any, ClassVar, Protocol
 
 from sharpmax.arrays import Array, is_array
 
+POLICY_FILE = "sharpmax.json"
+"""The name of the policy in a folder: that of a model, say."""
+
 
 class Rows(Protocol):
     """What a policy may look at; every array has one entry a row.
@@ -108,19 +111,30 @@ class Policy(ABC):
             raise ValueError(f"{kind} cannot be made from {settings}: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the policy to a JSON file."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        """Write the policy to a JSON file; into a folder, as `sharpmax.json`."""
+        text = json.dumps(self.to_dict(), indent=2) + "\n"
+        _policy_file(path).write_text(text, encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Policy:
-        """Read a policy from a JSON file, or say what is wrong with the file."""
+        """Read a policy from a JSON file, or from a folder with a `sharpmax.json`.
+
+        Raises:
+            ValueError: If the file holds no policy.
+        """
+        path = _policy_file(path)
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(data, dict):
                 raise ValueError("it holds no JSON object")
             return Policy.from_dict(data)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a policy file: {error}") from None
+
+
+def _policy_file(path: str | Path) -> Path:
+    path = Path(path)
+    return path / POLICY_FILE if path.is_dir() else path
 
 
 def require_policy(policy: object) -> None:

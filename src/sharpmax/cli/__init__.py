@@ -7,6 +7,8 @@ import typer
 
 from sharpmax import __version__
 from sharpmax.cli.bounds import bounds
+from sharpmax.cli.diagnose import diagnose
+from sharpmax.cli.evaluate import evaluate
 from sharpmax.cli.reproduce import reproduce
 
 app = typer.Typer(
@@ -15,6 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(bounds)
+app.command()(diagnose)
+app.command()(evaluate)
 app.command()(reproduce)
 
 

@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
+from sharpmax.cli.terminal import progress_bars, torch_device
+
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from sharpmax.tasks.max_retrieval import RunFolder, Settings
 
 STAGES = {
@@ -116,17 +110,9 @@ def reproduce(
     given |= {name: value for name, value in flags.items() if value is not None}
     settings = settings_from(preset, given)
     console = Console()
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
+    progress = progress_bars(console)
     path = out or _default_folder(preset, settings)
-    chosen_device = _device(device)
+    chosen_device = torch_device(device)
     try:
         study = Study.open(path, settings, chosen_device, _teller(progress))
         folder = study.folder
@@ -163,17 +149,6 @@ def _default_folder(preset: str, settings: Settings) -> Path:
 
     plain = settings == PRESETS[preset]
     return Path("runs") / (preset if plain else f"{preset}-{settings.digest()}")
-
-
-def _device(name: str) -> Any:
-    import torch
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here: use --device cpu, or leave it out")
-    has_gpu = name != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if has_gpu else "cpu")
 
 
 def _teller(progress: Progress) -> Any:

@@ -11,6 +11,20 @@ except ImportError as error:
         name=error.name,
     ) from None
 
+from sharpmax.hf.diagnose import Diagnosis, Head, diagnose
+from sharpmax.hf.evaluate import Plan, Score, evaluate
+from sharpmax.hf.load import Loaded, load
 from sharpmax.hf.sharpen import Sharpened, sharpen
 
-__all__ = ["Sharpened", "sharpen"]
+__all__ = [
+    "Diagnosis",
+    "Head",
+    "Loaded",
+    "Plan",
+    "Score",
+    "Sharpened",
+    "diagnose",
+    "evaluate",
+    "load",
+    "sharpen",
+]

@@ -47,9 +47,9 @@ def sharpen(model: PreTrainedModel, policy: Policy = PAPER) -> Sharpened:
         ValueError: If the model does not go through the interface, or the policy is for a model
             of another shape.
     """
-    _require_interface(model)
+    require_interface(model)
     require_policy(policy)
-    return Sharpened(model, _attention_of(model, policy))
+    return Sharpened(model, attention_by(model, policy))
 
 
 class Sharpened:
@@ -111,7 +111,7 @@ def places_of(model: PreTrainedModel) -> dict[torch.nn.Module, int]:
     return places
 
 
-def _attention_of(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
+def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
     """Return the function that transformers calls in every layer."""
     layers, heads = layers_and_heads(model)
     if isinstance(policy, PerHead):
@@ -161,7 +161,8 @@ def _weights_are_collected(module: torch.nn.Module) -> bool:
     return "attentions" in (collected or ())
 
 
-def _require_interface(model: object) -> None:
+def require_interface(model: object) -> None:
+    """Raise an error unless the model's attention can be replaced."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model must be a transformers model, got {type(model).__name__}")
     if not model._can_set_attn_implementation():

@@ -45,8 +45,10 @@ def choose(policy: Policy, statistics: RowStatistics) -> Tensor | float:
 
 def in_training(value: Any) -> bool:
     """Tell whether a policy, or a setting of one, holds a tensor that wants a gradient."""
+    if not torch.is_grad_enabled():
+        return False
     if isinstance(value, Tensor):
-        return torch.is_grad_enabled() and value.requires_grad
+        return value.requires_grad
     if isinstance(value, torch.nn.Module):
         return any(map(in_training, value.parameters()))
     if isinstance(value, Policy):

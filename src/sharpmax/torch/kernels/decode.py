@@ -23,6 +23,7 @@ import triton.language as tl
 
 from sharpmax.rows import SMALLEST_BETA
 from sharpmax.torch.kernels.polynomial import polynomial_beta
+from sharpmax.torch.kernels.rounding import ceil_div, power_of_2
 from sharpmax.torch.kernels.tile import (
     FAR_BELOW,
     LN_2,
@@ -355,9 +356,9 @@ def decode(
     stacks, group = batch * key_heads, heads // key_heads
     rows = group * queries
     sizes = _sizes(query, max(width, value_width), rows)
-    tiles = triton.cdiv(keys, sizes["BLOCK_N"])
-    share = triton.cdiv(tiles, _most_splits(stacks, tiles, query.device))
-    splits = triton.cdiv(tiles, share)
+    tiles = ceil_div(keys, sizes["BLOCK_N"])
+    share = ceil_div(tiles, _most_splits(stacks, tiles, query.device))
+    splits = ceil_div(tiles, share)
 
     share_of_lost = math.log2(lost / tiles) if lost / tiles else -math.inf
     total = stacks * rows
@@ -409,7 +410,7 @@ def decode(
             WINDOW=scores.window is not None,
             SOFTCAP=scores.softcap is not None,
             MASK=0 if scores.mask is None else 2,
-            BLOCK_D=_power_of_2(width),
+            BLOCK_D=_at_least_16(width),
             **sizes,
         )
         _choose_kernel[(total,)](
@@ -447,27 +448,33 @@ def decode(
             share,
             share_of_lost,
             WIDTH=value_width,
-            BLOCK_D=_power_of_2(value_width),
+            BLOCK_D=_at_least_16(value_width),
             BLOCK_T=32,
             LOG2_BLOCK_N=sizes["BLOCK_N"].bit_length() - 1,
             **sizes,
         )
         _combine_kernel[(total,)](
-            parts, part_sums, out, splits, value_width, BLOCK_S=16, BLOCK_D=_power_of_2(value_width)
+            parts,
+            part_sums,
+            out,
+            splits,
+            value_width,
+            BLOCK_S=16,
+            BLOCK_D=_at_least_16(value_width),
         )
     return out, maximum, lse, entropy
 
 
 def _workspace(like: Tensor, *sizes: int) -> tuple[Tensor, ...]:
     """Return flat float32 tensors of at least these sizes, from one allocation, 16-byte aligned."""
-    aligned = [triton.cdiv(size, 4) * 4 for size in sizes]
+    aligned = [ceil_div(size, 4) * 4 for size in sizes]
     whole = torch.empty(sum(aligned), dtype=torch.float32, device=like.device)
     return torch.split(whole, aligned)
 
 
 def _sizes(query: Tensor, width: int, rows: int) -> dict[str, int]:
     """Return the largest tiles, up to 32 KiB of keys, that an H200 keeps in its registers."""
-    block_m = max(16, triton.next_power_of_2(rows))
+    block_m = max(16, power_of_2(rows))
     if query.dtype == torch.float32:
         return {"BLOCK_M": block_m, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
     block_n, warps = (128, 4) if block_m == 16 else (64, 8)
@@ -490,5 +497,5 @@ def _processors(device: torch.device) -> int:
     return count
 
 
-def _power_of_2(width: int) -> int:
-    return max(16, int(triton.next_power_of_2(width)))
+def _at_least_16(width: int) -> int:
+    return max(16, power_of_2(width))

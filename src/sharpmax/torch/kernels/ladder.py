@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sharpmax.torch.kernels.rounding import ceil_div, power_of_2
 from sharpmax.torch.kernels.tile import (
     FAR_BELOW,
     FLOAT32_TILES,
@@ -158,7 +159,7 @@ def ladder(scores: Scores, beta: Tensor, rungs: int) -> tuple[Tensor, Tensor, Te
     )
     arguments, settings = kernel_arguments(scores)
     tiles = _tiles(scores)
-    _ladder_kernel[(triton.cdiv(queries, tiles["BLOCK_M"]), batch * heads)](
+    _ladder_kernel[(ceil_div(queries, tiles["BLOCK_M"]), batch * heads)](
         *arguments[:3],
         beta.to(torch.float32).contiguous(),
         entropies,
@@ -166,7 +167,7 @@ def ladder(scores: Scores, beta: Tensor, rungs: int) -> tuple[Tensor, Tensor, Te
         maximum,
         *arguments[3:],
         RUNGS=rungs,
-        BLOCK_R=triton.next_power_of_2(rungs),
+        BLOCK_R=power_of_2(rungs),
         **settings,
         **tiles,
     )

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from sharpmax.policies import Fixed, Polynomial
+from sharpmax.torch.kernels.rounding import ceil_div
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +73,7 @@ def polynomial(
     entropy = entropy.contiguous()
     beta, slope = torch.empty_like(entropy), torch.empty_like(entropy)
     rows = entropy.numel()
-    _polynomial_kernel[(triton.cdiv(rows, 1024),)](
+    _polynomial_kernel[(ceil_div(rows, 1024),)](
         entropy,
         beta,
         slope,

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sharpmax.torch.kernels.rounding import ceil_div, power_of_2
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -81,7 +83,7 @@ def scaled(query: Tensor, beta: Tensor) -> Tensor:
     batch, heads, queries, width = query.shape
     query = query if query.stride(-1) == 1 else query.contiguous()
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    _scaled_kernel[(triton.cdiv(queries, ROWS), batch * heads)](
+    _scaled_kernel[(ceil_div(queries, ROWS), batch * heads)](
         query,
         beta,
         out,
@@ -89,7 +91,7 @@ def scaled(query: Tensor, beta: Tensor) -> Tensor:
         heads,
         queries,
         WIDTH=width,
-        BLOCK_D=triton.next_power_of_2(width),
+        BLOCK_D=power_of_2(width),
         ROWS=ROWS,
     )
     return out
@@ -101,7 +103,7 @@ def unscaled(grad: Tensor, query: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]
     grad, query = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, query))
     grad_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     grad_beta = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    _unscaled_kernel[(triton.cdiv(queries, ROWS), batch * heads)](
+    _unscaled_kernel[(ceil_div(queries, ROWS), batch * heads)](
         grad,
         query,
         beta,
@@ -112,7 +114,7 @@ def unscaled(grad: Tensor, query: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]
         heads,
         queries,
         WIDTH=width,
-        BLOCK_D=triton.next_power_of_2(width),
+        BLOCK_D=power_of_2(width),
         ROWS=ROWS,
     )
     return grad_query, grad_beta

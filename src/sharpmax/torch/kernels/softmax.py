@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from sharpmax.torch.kernels.polynomial import polynomial_beta, polynomial_slope
+from sharpmax.torch.kernels.rounding import ceil_div, power_of_2
 from sharpmax.torch.kernels.tile import FAR_BELOW, LN_2, LOG2_E
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ GIVEN_BETA = {"threshold": 0.0, "minimum": 0.0, "end": 0.0, "COEFFICIENTS": None
 
 def fits(length: int, arrays: int) -> bool:
     """Tell whether a program can hold whole rows of so many arrays."""
-    return bool(triton.next_power_of_2(length) * arrays <= HELD_NUMBERS)
+    return bool(power_of_2(length) * arrays <= HELD_NUMBERS)
 
 
 @triton.jit
@@ -491,11 +492,11 @@ def _tiles(logits: Tensor, *, arrays: int, whole: bool) -> tuple[tuple[int], dic
     A thread holds 8 or 16 numbers of an array, and 32 only where the rows leave no choice.
     """
     count, length = logits.shape
-    block = triton.next_power_of_2(length)
+    block = power_of_2(length)
     if not whole:
         block = min(block, HELD_NUMBERS // 4)
     rows = max(1, 1024 // block)
     size = rows * block
     warps = 32 if arrays * size > 2**14 else min(16, max(4, size // 512))
     tiles = {"LOWEST": torch.finfo(logits.dtype).min, "BLOCK_M": rows, "BLOCK_N": block}
-    return (triton.cdiv(count, rows),), {**tiles, "num_warps": warps}
+    return (ceil_div(count, rows),), {**tiles, "num_warps": warps}

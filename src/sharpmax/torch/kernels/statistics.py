@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sharpmax.torch.kernels.rounding import ceil_div
 from sharpmax.torch.kernels.tile import (
     FAR_BELOW,
     FLOAT32_TILES,
@@ -167,7 +168,7 @@ def statistics(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
     arguments, settings = kernel_arguments(scores)
     tiles = _forward_tiles(scores)
     batch, heads, queries = scores.shape
-    grid = (triton.cdiv(queries, tiles["BLOCK_M"]), batch * heads)
+    grid = (ceil_div(queries, tiles["BLOCK_M"]), batch * heads)
     tensors, numbers = arguments[:3], arguments[3:]
     _forward_kernel[grid](*tensors, maximum, lse, entropy, *numbers, **settings, **tiles)
     return maximum, lse, entropy

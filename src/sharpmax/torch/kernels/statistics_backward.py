@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sharpmax.torch.kernels.rounding import ceil_div
 from sharpmax.torch.kernels.tile import (
     FAR_BELOW,
     FLOAT32_TILES,
@@ -250,9 +251,9 @@ def statistics_backward(
     tensors, numbers = arguments[:3], arguments[3:]
     tensors = (*tensors, lse, entropy, grad_lse.contiguous(), grad_entropy.contiguous())
     tiles = _backward_tiles(scores)
-    rows = (triton.cdiv(query.shape[2], tiles["BLOCK_M"]), query.shape[0] * query.shape[1])
+    rows = (ceil_div(query.shape[2], tiles["BLOCK_M"]), query.shape[0] * query.shape[1])
     _grad_query_kernel[rows](*tensors, grad_query, *numbers, **settings, **tiles)
-    columns = (triton.cdiv(key.shape[2], tiles["BLOCK_N"]), key.shape[0] * key.shape[1])
+    columns = (ceil_div(key.shape[2], tiles["BLOCK_N"]), key.shape[0] * key.shape[1])
     _grad_key_kernel[columns](*tensors, grad_key, *numbers, **settings, **tiles)
     return grad_query, grad_key
 

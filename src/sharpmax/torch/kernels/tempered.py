@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sharpmax.torch.kernels.rounding import ceil_div, power_of_2
 from sharpmax.torch.kernels.tile import (
     FAR_BELOW,
     FLOAT32_TILES,
@@ -142,7 +143,7 @@ def tempered(scores: Scores, value: Tensor, beta: Tensor) -> tuple[Tensor, Tenso
     arguments, settings = kernel_arguments(scores)
     value = value if value.stride(-1) == 1 else value.contiguous()
     tiles = forward_tiles(scores, value)
-    _tempered_kernel[(triton.cdiv(queries, tiles["BLOCK_M"]), batch * heads)](
+    _tempered_kernel[(ceil_div(queries, tiles["BLOCK_M"]), batch * heads)](
         *arguments[:3],
         value,
         beta.to(torch.float32).contiguous(),
@@ -162,8 +163,8 @@ def widths(scores: Scores, value: Tensor) -> dict[str, int]:
     narrowest = 16 if scores.query.dtype == torch.float32 else 64
     return {
         "VALUE_WIDTH": value.shape[3],
-        "BLOCK_V": max(narrowest, triton.next_power_of_2(value.shape[3])),
-        "BLOCK_D": max(narrowest, triton.next_power_of_2(scores.query.shape[3])),
+        "BLOCK_V": max(narrowest, power_of_2(value.shape[3])),
+        "BLOCK_D": max(narrowest, power_of_2(scores.query.shape[3])),
     }
 
 

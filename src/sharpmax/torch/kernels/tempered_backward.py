@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sharpmax.torch.kernels.rounding import ceil_div
 from sharpmax.torch.kernels.tempered import widths
 from sharpmax.torch.kernels.tile import (
     FAR_BELOW,
@@ -294,9 +295,9 @@ def tempered_backward(
     tensors = (*arguments[:3], value, grad_out, beta.to(torch.float32).contiguous(), lse, delta)
     numbers = (*arguments[3:], *value.stride()[:3])
     tiles = _backward_tiles(scores, value)
-    rows = (triton.cdiv(query.shape[2], tiles["BLOCK_M"]), query.shape[0] * query.shape[1])
+    rows = (ceil_div(query.shape[2], tiles["BLOCK_M"]), query.shape[0] * query.shape[1])
     _grad_query_kernel[rows](*tensors, grad_query, grad_beta, *numbers, **settings, **tiles)
-    columns = (triton.cdiv(key.shape[2], tiles["BLOCK_N"]), key.shape[0] * key.shape[1])
+    columns = (ceil_div(key.shape[2], tiles["BLOCK_N"]), key.shape[0] * key.shape[1])
     _grad_key_kernel[columns](*tensors, grad_key, grad_value, *numbers, **settings, **tiles)
     return grad_query, grad_key, grad_value, grad_beta
 

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sharpmax.torch.kernels.rounding import power_of_2
+
 if TYPE_CHECKING:
     from sharpmax.torch.scores import Scores
 
@@ -143,6 +145,6 @@ def kernel_arguments(scores: Scores) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "WINDOW": scores.window is not None,
         "SOFTCAP": scores.softcap is not None,
         "MASK": 0 if scores.mask is None else 1 if mask.stride(2) == 0 else 2,
-        "BLOCK_D": max(16, triton.next_power_of_2(width)),
+        "BLOCK_D": max(16, power_of_2(width)),
     }
     return arguments, settings

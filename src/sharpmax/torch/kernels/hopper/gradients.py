@@ -44,6 +44,7 @@ from sharpmax.torch.kernels.hopper.stream import (
     store_rows,
     tiles_of,
 )
+from sharpmax.torch.kernels.rounding import ceil_div
 from sharpmax.torch.kernels.tile import FAR_BELOW, LOG2_E
 
 if TYPE_CHECKING:
@@ -351,7 +352,7 @@ def gradients(
     }
     scales = scores.scale, base_2(scores.scale)
     planes = batch * heads
-    grad_query_kernel[programs(planes * triton.cdiv(queries, TILE_ROWS), query.device)](
+    grad_query_kernel[programs(planes * ceil_div(queries, TILE_ROWS), query.device)](
         tiles_of(query, ROWS.value),
         tiles_of(key, TILE_COLUMNS),
         values,
@@ -363,7 +364,7 @@ def gradients(
         **settings,
     )
     planes = batch * key.shape[1]
-    grad_key_kernel[programs(planes * triton.cdiv(keys, TILE_ROWS), query.device)](
+    grad_key_kernel[programs(planes * ceil_div(keys, TILE_ROWS), query.device)](
         tiles_of(query, TILE_COLUMNS),
         tiles_of(key, ROWS.value),
         row_values(values.view(-1, values.shape[-1])),
@@ -381,9 +382,9 @@ def _query_values(
 ) -> Tensor:
     """Return level, a and b of every query, of shape (batch, heads, 3, queries and some zeros)."""
     batch, heads, queries = scores.shape
-    padded = triton.cdiv(queries, 4) * 4
+    padded = ceil_div(queries, 4) * 4
     values = torch.empty(batch, heads, 3, padded, dtype=torch.float32, device=lse.device)
-    _values_kernel[(triton.cdiv(padded, 1024), batch * heads)](
+    _values_kernel[(ceil_div(padded, 1024), batch * heads)](
         lse,
         entropy,
         grad_lse.contiguous(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -35,6 +34,7 @@ from sharpmax.torch.kernels.hopper.stream import (
     row_item,
     tiles_of,
 )
+from sharpmax.torch.kernels.rounding import ceil_div
 from sharpmax.torch.kernels.tile import FAR_BELOW, LN_2
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def statistics(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
     )
     batch, heads, queries = scores.shape
     planes = batch * heads
-    items = planes * triton.cdiv(queries, TILE_ROWS)
+    items = planes * ceil_div(queries, TILE_ROWS)
     statistics_kernel[programs(items, scores.query.device)](
         tiles_of(scores.query, ROWS.value),
         tiles_of(scores.key, TILE_COLUMNS),

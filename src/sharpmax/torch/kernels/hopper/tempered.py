@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -39,6 +38,7 @@ from sharpmax.torch.kernels.hopper.stream import (
     store_rows,
     tiles_of,
 )
+from sharpmax.torch.kernels.rounding import ceil_div
 from sharpmax.torch.kernels.tile import LN_2, LOG2_E
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def tempered(scores: Scores, value: Tensor, beta: Tensor, maximum: Tensor) -> tu
     out = torch.empty((*scores.shape, width), dtype=value.dtype, device=value.device)
     lse = torch.empty(scores.shape, dtype=torch.float32, device=value.device)
     planes = batch * heads
-    items = planes * triton.cdiv(queries, TILE_ROWS)
+    items = planes * ceil_div(queries, TILE_ROWS)
     tempered_kernel[programs(items, value.device)](
         tiles_of(scores.query, ROWS.value),
         tiles_of(scores.key, TILE_COLUMNS),

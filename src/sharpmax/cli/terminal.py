@@ -1,0 +1,91 @@
+"""What commands share of the terminal: bars with the time left, devices, policies by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from sharpmax.policies import HELD, PAPER
+from sharpmax.policy import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from rich.console import Console
+
+POLICIES = {"paper": PAPER, "held": HELD}
+
+
+def progress_bars(console: Console, *, counted: bool = True) -> Progress:
+    """Return bars that tell how much is done, the time it took and the time left."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn() if counted else TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def torch_device(name: str) -> torch.device:
+    """Return the device of that name; "auto" takes a GPU where there is one."""
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here: use --device cpu, or leave it out")
+    has_gpu = name != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if has_gpu else "cpu")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype of that name."""
+    import torch
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ValueError(f"dtype must be one of {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def named_policies(names: Sequence[str]) -> dict[str, Policy]:
+    """Return policies by what to call them: known ones by name, others from files."""
+    policies: dict[str, Policy] = {}
+    for name in names:
+        if name not in POLICIES and not Path(name).exists():
+            raise ValueError(
+                f"there is no policy file {name}, nor a policy of that name: {', '.join(POLICIES)}"
+            )
+        policy = POLICIES[name] if name in POLICIES else Policy.load(name)
+        short = name if name in POLICIES else Path(name).stem
+        policies[name if short in policies else short] = policy
+    return policies
+
+
+def existing_text(name: str, known: Sequence[str]) -> Any:
+    """Return a known text's name, or what the file of that name holds."""
+    if name in known:
+        return name
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no file {name}; texts of sharpmax's own are {', '.join(known)}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} cannot be read as text: {error}") from None

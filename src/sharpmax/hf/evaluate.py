@@ -1,0 +1,269 @@
+"""What a policy does to a model: its loss on text, what it retrieves, and lm_eval's tasks.
+
+Every policy meets the same texts and prompts, in one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sharpmax.hf.sharpen import require_interface, sharpen
+from sharpmax.hf.texts import reading
+from sharpmax.tasks.key_value import TEMPLATES, retrieval
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from sharpmax.policy import Policy
+
+TEXT = "text, nats a token"
+TOKENS_AT_ONCE = 512
+"""Whose logits over the whole vocabulary are held at a time."""
+BY_LENGTH = ("niah_", "ruler_")
+"""The tasks of lm_eval that make prompts of a length that is asked for."""
+
+Tell = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of the evaluation, with its 95 % interval.
+
+    Attributes:
+        case: The policy's name.
+        task: What was done.
+        length: In tokens; None where the task has its own.
+        depth: Where the line that was asked for stood; None where that has no meaning.
+        value: The mean.
+        low: The interval's lower end.
+        high: Its upper end.
+        samples: Of how many texts or prompts.
+    """
+
+    case: str
+    task: str
+    length: int | None
+    depth: float | None
+    value: float
+    low: float
+    high: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to evaluate.
+
+    Attributes:
+        lengths: In tokens.
+        text: To read; English prose if None.
+        windows: How many parts of the text at each length; 0 to leave it out.
+        templates: Of the pairs to retrieve.
+        depths: Where the line that is asked for stands.
+        prompts: For each template, length and depth; 0 to leave retrieval out.
+        tasks: Of lm_eval.
+        limit: Prompts for each task and length.
+        seed: Of the prompts.
+    """
+
+    lengths: Sequence[int] = (512, 1024, 2048)
+    text: str | None = None
+    windows: int = 4
+    templates: Sequence[str] = ("code", "magic number", "room")
+    depths: Sequence[float] = (0.0, 0.5, 1.0)
+    prompts: int = 8
+    tasks: Sequence[str] = ()
+    limit: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.templates:
+            if name not in TEMPLATES:
+                known = ", ".join(TEMPLATES)
+                raise ValueError(f"templates must be among {known}, got {name!r}")
+        if not self.lengths or min(self.lengths) < 2:
+            raise ValueError(f"lengths must be at least 2 tokens, got {list(self.lengths)}")
+        if any(not 0 <= depth <= 1 for depth in self.depths):
+            raise ValueError(f"depths must be from 0 to 1, got {list(self.depths)}")
+        for name in ("windows", "prompts", "limit"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    def tokens(self) -> int:
+        """Return how many tokens one policy has to read, lm_eval's tasks aside."""
+        each = self.windows + len(self.templates) * len(self.depths) * self.prompts
+        return each * sum(self.lengths)
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    policies: Mapping[str, Policy | None],
+    plan: Plan | None = None,
+    tell: Tell = lambda _: None,
+) -> list[Score]:
+    """Evaluate a model under several policies; None leaves it as it is.
+
+    Args:
+        model: A causal language model.
+        tokenizer: Its tokenizer.
+        policies: By the names that they get in the table.
+        plan: What to evaluate.
+        tell: Told after every text or prompt how many tokens it had.
+    """
+    require_interface(model)
+    plan = Plan() if plan is None else plan
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
+    if max(plan.lengths) > most:
+        raise ValueError(
+            f"lengths must be within the model's context of {most:,} tokens, "
+            f"got {max(plan.lengths):,}"
+        )
+    scores = []
+    for case, policy in policies.items():
+        with contextlib.nullcontext() if policy is None else sharpen(model, policy):
+            scores += _text(case, model, tokenizer, plan, tell)
+            scores += _retrieval(case, model, tokenizer, plan, tell)
+            scores += _harness(case, model, tokenizer, plan)
+    return scores
+
+
+def write_csv(path: Path, scores: Sequence[Score]) -> None:
+    """Write the scores as a tidy table."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Score)])
+        writer.writeheader()
+        writer.writerows(asdict(score) for score in scores)
+
+
+@torch.no_grad()
+def text_losses(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Return the loss of every token but the first, in nats, of shape (batch, tokens − 1).
+
+    The logits over the vocabulary are made a few hundred tokens at a time.
+    """
+    hidden = model.base_model(tokens, use_cache=False).last_hidden_state
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    losses = []
+    for start in range(0, tokens.shape[1] - 1, TOKENS_AT_ONCE):
+        part = slice(start, min(start + TOKENS_AT_ONCE, tokens.shape[1] - 1))
+        logits = head(hidden[:, part]).float()
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        following = tokens[:, part.start + 1 : part.stop + 1]
+        loss = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
+        losses.append(loss.view(following.shape))
+    return torch.cat(losses, dim=1)
+
+
+def _text(
+    case: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, plan: Plan, tell: Tell
+) -> list[Score]:
+    if not plan.windows:
+        return []
+    source = reading(tokenizer, plan.text)
+    scores = []
+    for length in plan.lengths:
+        means = []
+        for window in range(plan.windows):
+            tokens = torch.tensor([source(length, window)], device=model.device)
+            means.append(text_losses(model, tokens).mean().item())
+            tell(length)
+        mean = sum(means) / len(means)
+        reach = 0.0
+        if len(means) > 1:
+            reach = float(stats.sem(means) * stats.t.ppf(0.975, len(means) - 1))
+        scores.append(Score(case, TEXT, length, None, mean, mean - reach, mean + reach, len(means)))
+    return scores
+
+
+def _retrieval(
+    case: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, plan: Plan, tell: Tell
+) -> list[Score]:
+    if not plan.prompts:
+        return []
+    scores = []
+    for name in plan.templates:
+        cells = retrieval(
+            model,
+            tokenizer,
+            TEMPLATES[name],
+            plan.lengths,
+            plan.depths,
+            plan.prompts,
+            seed=plan.seed,
+            tell=tell,
+        )
+        for cell in cells:
+            share = _share(cell.right, cell.prompts)
+            scores.append(
+                Score(case, f"retrieval: {name}", cell.length, cell.depth, *share, cell.prompts)
+            )
+    return scores
+
+
+def _share(right: int, count: int) -> tuple[float, float, float]:
+    """Return a share of right answers and Wilson's interval."""
+    interval = stats.binomtest(right, count).proportion_ci(method="wilson")
+    return right / count, float(interval.low), float(interval.high)
+
+
+def _harness(
+    case: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, plan: Plan
+) -> list[Score]:
+    """Run tasks of lm_eval; those that make prompts of a length, at every length."""
+    scores = []
+    for task in plan.tasks:
+        for length in plan.lengths if task.startswith(BY_LENGTH) else [None]:
+            value = _harness_value(model, tokenizer, task, length, plan.limit)
+            share = _share(round(value * plan.limit), plan.limit)
+            scores.append(Score(case, task, length, None, value, *share[1:], plan.limit))
+    return scores
+
+
+def _harness_value(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: str,
+    length: int | None,
+    limit: int,
+) -> float:
+    try:
+        import lm_eval
+        from lm_eval.models.huggingface import HFLM
+    except ImportError as error:
+        raise ValueError(f"tasks need {error.name}: pip install 'sharpmax[evaluate]'") from None
+    settings: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
+    if length is not None:
+        settings["max_seq_lengths"] = [length]
+    try:
+        found = lm_eval.simple_evaluate(
+            model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1),
+            tasks=[task],
+            limit=limit,
+            metadata=settings,
+            bootstrap_iters=0,
+            log_samples=False,
+        )
+    except KeyError as error:
+        raise ValueError(f"lm_eval has no task {task}: {error}") from None
+    metrics = {
+        name.partition(",")[0]: value
+        for name, value in found["results"][task].items()
+        if isinstance(value, int | float) and "stderr" not in name
+    }
+    if length is not None and str(length) in metrics:
+        return float(metrics[str(length)])
+    return float(next(value for name, value in metrics.items() if not name.isdigit()))

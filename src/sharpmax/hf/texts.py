@@ -1,0 +1,82 @@
+"""What a model reads while it is looked at: prose, the paper's question, or pairs to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAXIMUM, KEYS = "max", "keys"
+
+Reading = Callable[[int, int], list[int]]
+"""From a length and a sample's number to so many tokens, or up to a line fewer."""
+
+
+def prose() -> str:
+    """Return 700 kB of English that every Python has: the language's own reference."""
+    from pydoc_data import topics
+
+    return "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+
+
+def reading(tokenizer: PreTrainedTokenizerBase, text: str | None) -> Reading:
+    """Return what gives the tokens to read.
+
+    Args:
+        tokenizer: Of the model.
+        text: "max" for the paper's question (Figure 3), "keys" for pairs of which one is asked
+            for, None for prose, or the text itself.
+
+    Raises:
+        ValueError: If the text is empty, or later if it has fewer tokens than are asked for.
+    """
+    if text == MAXIMUM:
+        return lambda length, sample: _question_for_the_maximum(tokenizer, length, sample)
+    if text == KEYS:
+        from sharpmax.tasks.key_value import TEMPLATES, make_prompt
+
+        return lambda length, sample: (
+            make_prompt(tokenizer, TEMPLATES["code"], length, Random(sample)).tokens
+        )
+    if text is not None and not text.strip():
+        raise ValueError("text must not be empty")
+    tokens: list[int] = tokenizer(prose() if text is None else text, verbose=False)["input_ids"]
+
+    def part(length: int, sample: int) -> list[int]:
+        if len(tokens) < length:
+            raise ValueError(f"text has {len(tokens):,} tokens, and {length:,} are to be read")
+        # Samples overlap where the text is short, and begin alike where it begins specially.
+        start = sample * min(length, max(1, (len(tokens) - length) // 8))
+        start = min(start, len(tokens) - length)
+        return tokens[:1] + tokens[start + 1 : start + length]
+
+    return part
+
+
+def ends_in_a_question(text: str | None) -> bool:
+    """Tell whether a text's last token is the one that matters, at every length anew."""
+    return text in (MAXIMUM, KEYS)
+
+
+def _question_for_the_maximum(
+    tokenizer: PreTrainedTokenizerBase, length: int, sample: int
+) -> list[int]:
+    """Return the paper's prompt with as many numbers as fit."""
+
+    def prompt(count: int) -> list[int]:
+        random = Random(sample)
+        numbers = " ".join(str(random.randrange(1000)) for _ in range(count))
+        text = f"What is the maximum in the following sequence: {numbers}? The maximum is:"
+        tokens: list[int] = tokenizer(text, verbose=False)["input_ids"]
+        return tokens
+
+    few, many = 1, length
+    if len(prompt(few)) > length:
+        raise ValueError(f"length must have room for the question, got {length}")
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (middle, many) if len(prompt(middle)) <= length else (few, middle)
+    return prompt(few)

@@ -1,0 +1,10 @@
+"""Key-value retrieval: many lines that pair a key with a value, and a question for one of them.
+
+A model that blurs at long contexts finds the line among few and loses it among many.
+"""
+
+from sharpmax.tasks.key_value.evaluate import Cell, retrieval
+from sharpmax.tasks.key_value.prompts import Prompt, make_prompt
+from sharpmax.tasks.key_value.templates import TEMPLATES, Template
+
+__all__ = ["TEMPLATES", "Cell", "Prompt", "Template", "make_prompt", "retrieval"]

@@ -1,0 +1,90 @@
+"""`sharpmax diagnose` and `sharpmax evaluate` on a real model, and what they refuse."""
+
+import csv
+import sys
+
+import pytest
+
+from sharpmax import PAPER, Fixed, PerHead
+from sharpmax.cli import main
+
+MODEL = "smollm2-135m"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command; return its exit code, and what it said."""
+
+    def call(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["sharpmax", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "140")
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        said = capsys.readouterr()
+        return exit_.value.code or 0, said.err if exit_.value.code else said.out
+
+    return call
+
+
+def test_diagnose_leaves_tables_figures_and_a_page(run, tmp_path):
+    PAPER.save(tmp_path / "mine.json")
+    out = tmp_path / "out"
+    lengths = ["--length", 64, "--length", 128]
+    code, said = run("diagnose", MODEL, *lengths, "--policy", tmp_path / "mine.json", "--out", out)
+    assert code == 0
+    assert "Heads by kind at 128 tokens" in said
+    assert "disperses" in said
+    rows = list(csv.DictReader((out / "heads.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 2 * 30 * 9
+    assert {row["case"] for row in rows} == {"plain", "mine"}
+    assert (out / "report.html").stat().st_size > 100_000
+    assert list((out / "figures").glob("*.svg"))
+
+
+def test_evaluate_puts_policies_side_by_side(run, tmp_path):
+    out = tmp_path / "scores.csv"
+    sizes = ["--length", 96, "--windows", 1, "--prompts", 1, "--depth", 0.5, "--template", "code"]
+    code, said = run("evaluate", MODEL, "--policy", "paper", *sizes, "--out", out)
+    assert code == 0
+    assert "retrieval: code" in said
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [(row["case"], row["task"]) for row in rows] == [
+        ("plain", "text, nats a token"),
+        ("plain", "retrieval: code"),
+        ("paper", "text, nats a token"),
+        ("paper", "retrieval: code"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["diagnose", "nowhere"], "there is no model nowhere"),
+        (["diagnose", MODEL, "--length", "9000"], "context of 8,192 tokens, got 9,000"),
+        (["diagnose", MODEL, "--text", "missing.txt"], "there is no file missing.txt"),
+        (["diagnose", MODEL, "--policy", "missing.json"], "there is no policy file missing.json"),
+        (["diagnose", MODEL, "--device", "tpu"], "device must be auto, cpu or cuda, got 'tpu'"),
+        (["diagnose", MODEL, "--dtype", "int8"], "dtype must be one of float32"),
+        (["evaluate", MODEL, "--template", "odd"], "templates must be among code"),
+        (["evaluate", MODEL, "--length", "9000"], "context of 8,192 tokens, got 9,000"),
+    ],
+)
+def test_bad_input_is_one_line(run, arguments, message):
+    code, said = run(*arguments)
+    assert code == 2
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_policy_for_another_model(run, tmp_path):
+    PerHead(Fixed(1.0), {"beta": [[1.0] * 9] * 12}).save(tmp_path / "policy.json")
+    code, said = run("diagnose", MODEL, "--length", 64, "--policy", tmp_path / "policy.json")
+    assert code == 2
+    assert "12 layers of 9 heads, and LlamaForCausalLM has 30 layers of 9" in said
+
+
+def test_an_empty_text(run, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n")
+    code, said = run("diagnose", MODEL, "--length", 64, "--text", tmp_path / "empty.txt")
+    assert code == 2
+    assert "text must not be empty" in said

@@ -1,0 +1,68 @@
+"""Prompts of pairs: they fit, hold the answer once, and are the same for the same seed."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharpmax.tasks.key_value import TEMPLATES, make_prompt
+
+
+class Letters:
+    """A tokenizer of one letter a token, with a token before every text."""
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [1] * add_special_tokens + [ord(letter) for letter in text]}
+
+
+def text(tokens: list[int]) -> str:
+    return "".join(map(chr, tokens))
+
+
+@given(
+    st.sampled_from(sorted(TEMPLATES)),
+    st.integers(400, 4000),
+    st.integers(0, 99),
+    st.sampled_from([None, 0.0, 0.3, 1.0]),
+)
+def test_a_prompt_holds_the_line_that_it_asks_for(name, length, seed, depth):
+    template = TEMPLATES[name]
+    prompt = make_prompt(Letters(), template, length, Random(seed), depth)
+    assert prompt.tokens[0] == 1
+    assert 0.7 * length < len(prompt.tokens) + len(prompt.answer) <= length
+    opening, *lines, question = text(prompt.tokens[1:]).split("\n")
+    assert opening == template.opening
+    assert prompt.pairs == len(lines)
+    answer = text(prompt.answer).strip()
+    asked = lines[round(prompt.depth * (len(lines) - 1))]
+    assert answer in asked
+    start = template.question.partition("{key}")[0]
+    key = next(
+        key
+        for line in [asked]
+        for key in _keys(template.line, line, answer)
+        if template.question.format(key=key) == question
+    )
+    assert question.startswith(start)
+    assert asked == template.line.format(key=key, value=answer)
+    assert sum(f"{key}" in line for line in lines) == 1
+    if depth is not None:
+        assert abs(prompt.depth - depth) <= 0.5 / max(1, len(lines) - 1) + 1e-9
+
+
+def _keys(form: str, line: str, value: str) -> list[str]:
+    """Return what the key of a line may be, given its value."""
+    before, after = form.replace("{value}", value).split("{key}")
+    end = len(line) - len(after)
+    return [line[len(before) : end]]
+
+
+def test_the_same_seed_gives_the_same_prompt():
+    prompts = [make_prompt(Letters(), TEMPLATES["code"], 900, Random(seed)) for seed in (3, 3, 4)]
+    assert prompts[0] == prompts[1] != prompts[2]
+
+
+def test_no_room():
+    with pytest.raises(ValueError, match="room for two lines and a question, got 100"):
+        make_prompt(Letters(), TEMPLATES["code"], 100, Random(0))
