@@ -15,13 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sharpmax.cli.terminal import (
-    existing_text,
-    named_policies,
-    progress_bars,
-    torch_device,
-    torch_dtype,
-)
+from sharpmax.cli.terminal import existing_text, loaded_model, named_policies, progress_bars
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -30,11 +24,11 @@ if TYPE_CHECKING:
 
 PROSE = "prose"
 SHOWN = {
-    "entropy": "entropy, nats",
-    "share": "entropy / ln n",
-    "largest": "largest weight",
-    "first": "on first token",
-    "near": "on last 32",
+    "entropy": "entropy",
+    "share": "of ln n",
+    "largest": "largest",
+    "first": "first",
+    "near": "last 32",
     "spread": "spread δ",
 }
 
@@ -69,7 +63,7 @@ def diagnose(
 ) -> None:
     """Measure every head: entropy, largest weight, sinks, logit spread, and the theory's bound."""
     try:
-        from sharpmax.hf import Diagnosis, load
+        from sharpmax.hf import Diagnosis
         from sharpmax.hf import diagnose as diagnosed
         from sharpmax.report.diagnosis import write_report
     except ImportError as error:
@@ -80,11 +74,10 @@ def diagnose(
     console = Console()
     read = existing_text(text, (PROSE, "max", "keys"))
     policies = named_policies(policy or [])
-    place, kind = torch_device(device), torch_dtype(dtype)
     folder = out or Path("runs") / f"diagnose-{_plain_name(model[0])}"
     found = Diagnosis([])
     for name in model:
-        loaded = load(name, device=place, dtype=kind, tell=console.print)
+        loaded = loaded_model(name, device, dtype, console)
         own = {} if loaded.policy is None else {"its own policy": loaded.policy}
         for case, chosen in {"plain": None, **own, **policies}.items():
             called = case if len(model) == 1 else f"{_plain_name(name)}, {case}"
@@ -111,7 +104,7 @@ def diagnose(
         "rows": "the second half" if rows is None else rows,
         "samples": samples,
         "dtype": dtype,
-        "device": str(place),
+        "device": str(loaded.model.device),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,6 +140,10 @@ def _by_length(found: Diagnosis) -> Table:
         heads = [head for head in found.heads if (head.case, head.length) == (case, length)]
         means = [fmean(getattr(head, name) for head in heads) for name in SHOWN]
         table.add_row(escape(case), f"{length:,}", *(f"{mean:.3f}" for mean in means))
+    table.caption = (
+        "entropy in nats and as a share of ln n; the largest weight, those on the first token and "
+        "on the 32 last; the largest logit less the smallest"
+    )
     return table
 
 

@@ -11,13 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sharpmax.cli.terminal import (
-    existing_text,
-    named_policies,
-    progress_bars,
-    torch_device,
-    torch_dtype,
-)
+from sharpmax.cli.terminal import existing_text, loaded_model, named_policies, progress_bars
 
 if TYPE_CHECKING:
     from sharpmax.hf import Score
@@ -63,7 +57,7 @@ def evaluate(
 ) -> None:
     """Loss on text, retrieval by length and depth, and lm_eval tasks, plain and sharpened."""
     try:
-        from sharpmax.hf import Plan, load
+        from sharpmax.hf import Plan
         from sharpmax.hf import evaluate as evaluated
         from sharpmax.hf.evaluate import write_csv
     except ImportError as error:
@@ -85,9 +79,8 @@ def evaluate(
     }
     plan = Plan(**{name: value for name, value in given.items() if value is not None})
     policies = named_policies(policy or [])
-    place, kind = torch_device(device), torch_dtype(dtype)
     console = Console()
-    loaded = load(model, device=place, dtype=kind, tell=console.print)
+    loaded = loaded_model(model, device, dtype, console)
     own = {} if loaded.policy is None else {"its own policy": loaded.policy}
     cases = {"plain": None, **own, **policies}
     with progress_bars(console, counted=False) as bars:

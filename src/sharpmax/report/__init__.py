@@ -1,7 +1,7 @@
 """Charts, and one self-contained page that shows them.
 
 `page` knows pages, `style` colours and `chart` files; none of them knows what is drawn.
-`max_retrieval` draws the tables of `sharpmax reproduce`.
+`max_retrieval` draws the tables of `sharpmax reproduce`, `diagnosis` that of `sharpmax diagnose`.
 """
 
 try:

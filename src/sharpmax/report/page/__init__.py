@@ -13,6 +13,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import vl_convert
 
@@ -96,8 +97,10 @@ class Page:
     def html(self) -> str:
         """Return the page as HTML."""
         charts = [chart for section in self.sections for chart in section.charts]
+        drawn, datasets = _apart([specification(chart) for chart in charts])
         content = {
-            "charts": [specification(chart) for chart in charts],
+            "charts": drawn,
+            "datasets": datasets,
             "config": style.CONFIG,
             "dark": style.DARK,
             "slider": self.slider
@@ -118,6 +121,21 @@ class Page:
             content=html.script_data(json.dumps(content, separators=(",", ":"), allow_nan=False)),
             script=html.script(_asset("page.js")),
         )
+
+
+def _apart(specs: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return charts that only name their data, and the data: what several draw is kept once.
+
+    Altair names data by their content, so that the same rows have the same name.
+    """
+    datasets: dict[str, Any] = {}
+    charts = []
+    for spec in specs:
+        held = spec.get("datasets", {})
+        charts.append({**spec, "datasets": list(held)})
+        for name in held.keys() - datasets.keys():
+            datasets[name] = json.loads(held[name]) if isinstance(held[name], str) else held[name]
+    return charts, datasets
 
 
 def _colours() -> str:

@@ -43,6 +43,8 @@ async function draw(dark) {
   if (narrow.matches) config.legend.columns = 3;
   embedded = await Promise.all(boxes.map(async (box) => {
     const spec = structuredClone(content.charts[Number(box.dataset.chart)]);
+    spec.datasets = Object.fromEntries(spec.datasets.map( // a copy: Vega writes into its data
+      (name) => [name, structuredClone(content.datasets[name])]));
     if (driven(spec)) {
       spec.params.find((p) => p.name === content.slider.parameter).value = content.slider.values[position];
     }
