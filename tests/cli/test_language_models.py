@@ -7,6 +7,7 @@ import pytest
 
 from sharpmax import PAPER, Fixed, PerHead
 from sharpmax.cli import main
+from sharpmax.cli.terminal import named_policies
 
 MODEL = "smollm2-135m"
 
@@ -81,6 +82,13 @@ def test_a_policy_for_another_model(run, tmp_path):
     code, said = run("diagnose", MODEL, "--length", 64, "--policy", tmp_path / "policy.json")
     assert code == 2
     assert "12 layers of 9 heads, and LlamaForCausalLM has 30 layers of 9" in said
+
+
+def test_names_that_are_taken(tmp_path):
+    for name in ("plain", "paper", "mine"):
+        Fixed(2.0).save(tmp_path / f"{name}.json")
+    files = [str(tmp_path / f"{name}.json") for name in ("plain", "paper", "mine")]
+    assert [*named_policies([*files, "paper"])] == [*files[:2], "mine", "paper"]
 
 
 def test_an_empty_text(run, tmp_path):

@@ -184,6 +184,8 @@ def test_what_cannot_be_diagnosed():
         diagnose(model, Letters(), [512], TEXT)
     with pytest.raises(ValueError, match="text has 200 tokens, and 256 are to be read"):
         diagnose(model, Letters(), [256], TEXT)
+    with pytest.raises(ValueError, match="text has 200 tokens, and 240 are to be read"):
+        diagnose(model, Letters(), [120], TEXT, samples=2)
     with pytest.raises(ValueError, match="text must not be empty"):
         diagnose(model, Letters(), [16], "  ")
     with pytest.raises(ValueError, match="at least 2 tokens, got 1"):

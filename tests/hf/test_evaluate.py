@@ -5,7 +5,9 @@ import sys
 
 import pytest
 import torch
+from tiny_models import COMMON, tokens
 from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from sharpmax import PAPER, Fixed
 from sharpmax.hf import Plan, evaluate
@@ -41,6 +43,22 @@ def test_policies_meet_the_same_texts(smollm2, tmp_path):
     assert [row["case"] for row in rows] == [s.case for s in scores]
 
 
+def test_as_many_windows_as_the_text_has(smollm2):
+    text = smollm2.tokenizer.decode(reading(smollm2.tokenizer, None)(200, 0))
+    plan = Plan(lengths=(64,), text=text, windows=9, prompts=0)
+    (score,) = evaluate(smollm2.model, smollm2.tokenizer, {"plain": None}, plan)
+    assert score.samples == 3
+
+
+def test_losses_where_the_logits_are_scaled():
+    config = AutoConfig.for_model("granite", **COMMON, logits_scaling=4.0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = tokens()
+    with torch.no_grad():
+        expected = cross_entropy(model(ids).logits[:, :-1].mT, ids[:, 1:], reduction="none")
+    torch.testing.assert_close(text_losses(model, ids), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -48,6 +66,7 @@ def test_policies_meet_the_same_texts(smollm2, tmp_path):
         ({"lengths": ()}, "lengths must be at least 2 tokens"),
         ({"depths": (2.0,)}, "depths must be from 0 to 1"),
         ({"prompts": -1}, "prompts must be at least 0, got -1"),
+        ({"limit": 0}, "limit must be at least 1, got 0"),
     ],
 )
 def test_plans_that_do_not_fit(changes, message):

@@ -1,8 +1,10 @@
 """A sharpened model: what its own attention gives, but for the temperature."""
 
 import copy
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    AutoModelForCausalLM,
+    MambaConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -18,7 +22,8 @@ from transformers.masking_utils import eager_mask
 
 from sharpmax import HELD, PAPER, EntropyCap, Fixed, LogLength, PerHead
 from sharpmax.hf import sharpen
-from sharpmax.hf.masks import visible_keys
+from sharpmax.hf.masks import MARK, KeyMask, visible_keys
+from sharpmax.hf.request import Request
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}
 PADDINGS = ["none", "left", "right"]
@@ -230,9 +235,26 @@ def test_masks_take_one_entry_a_key_where_they_can():
     assert visible_keys(**arguments) is None
     mask = visible_keys(**arguments, attention_mask=padded("left").bool())
     assert mask.shape == (2, 1, 1, 37)
-    assert mask.is_padded
+    assert getattr(mask, MARK) == KeyMask(window=None, is_padded=True)
     assert visible_keys(2, 17, 37, q_offset=20).shape == (1, 1, 1, 37)
     assert visible_keys(2, 17, 64, q_offset=20).shape == (2, 1, 17, 64)  # a static cache's end
+
+
+def test_windows_are_told_by_the_mask():
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    mask = visible_keys(1, 37, 37, mask_function=sliding_window_causal_mask_function(8))
+    assert getattr(mask, MARK) == KeyMask(window=8, is_padded=False)
+
+
+@torch.no_grad()
+def test_a_mask_of_ones_own_is_the_whole_mask(llama):
+    mask = torch.ones(2, 1, 37, 37, dtype=torch.bool).tril(5)  # five tokens ahead are seen too
+    llama.set_attn_implementation("sdpa")
+    expected = llama(tokens(), attention_mask=mask)[0]
+    llama.set_attn_implementation("eager")
+    with sharpen(llama, Fixed(1.0)):
+        torch.testing.assert_close(llama(tokens(), attention_mask=mask)[0], expected, **TOLERANCE)
 
 
 def test_undo_gives_the_models_attention_back(llama):
@@ -253,6 +275,25 @@ def test_sharpenings_are_undone_in_turn(llama):
         with sharpen(llama, Fixed(3.0)), pytest.raises(RuntimeError, match="later first"):
             outer.undo()
         torch.testing.assert_close(outputs(llama, None), expected, rtol=0.0, atol=0.0)
+
+
+def test_a_block_ends_whatever_was_done_within(llama):
+    with sharpen(llama, PAPER) as switch:
+        llama.set_attn_implementation("sdpa")
+    assert llama.config._attn_implementation == "sdpa"
+    assert switch.name not in AttentionInterface._global_mapping
+    llama.set_attn_implementation("eager")
+
+
+def test_a_switch_does_not_keep_a_model_alive():
+    model = tiny("bert")
+    kept = weakref.ref(model)
+    switch = sharpen(model, PAPER)
+    name = switch.name
+    del model, switch
+    gc.collect()
+    assert kept() is None
+    del AttentionInterface._global_mapping[name], AttentionMaskInterface._global_mapping[name]
 
 
 def test_an_error_within_leaves_nothing_behind(llama):
@@ -276,6 +317,9 @@ def test_what_cannot_be_sharpened(llama):
         sharpen(llama, "paper")
     with sharpen(llama), pytest.raises(NotImplementedError, match="give a boolean one"):
         llama(tokens(), attention_mask=torch.zeros(2, 1, 37, 37))
+    query = torch.zeros(1, 4, 3, 16)
+    with pytest.raises(NotImplementedError, match="Linear chooses the keys of every query"):
+        Request.of(torch.nn.Linear(1, 1), query, query, query, None, indices=torch.zeros(1))
     sizes = {"vocab_size": 97, "d_model": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2}
     t5 = T5ForConditionalGeneration(T5Config(**sizes))
     with (
@@ -283,6 +327,11 @@ def test_what_cannot_be_sharpened(llama):
         sharpen(t5),
     ):
         t5(input_ids=tokens(), decoder_input_ids=tokens())
+    with pytest.raises(ValueError, match="has several parts with heads of their own"):
+        sharpen(t5, PerHead(Fixed(1.0), {"beta": [1.0, 1.0]}))
+    mamba = AutoModelForCausalLM.from_config(MambaConfig(hidden_size=8, num_hidden_layers=1))
+    with pytest.raises(ValueError, match="MambaForCausalLM has no attention heads"):
+        sharpen(mamba)
 
 
 def test_nothing_is_registered_by_importing():

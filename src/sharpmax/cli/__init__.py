@@ -46,6 +46,6 @@ def main() -> None:
         app()
     except UnicodeError:
         raise
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, NotImplementedError) as error:
         print(f"sharpmax: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +14,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sharpmax.cli.terminal import existing_text, loaded_model, named_policies, progress_bars
+from sharpmax.cli.terminal import (
+    PROSE,
+    cases_of,
+    existing_text,
+    loaded_model,
+    named_policies,
+    plain_name,
+    progress_bars,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from sharpmax.hf import Diagnosis
 
-PROSE = "prose"
 SHOWN = {
     "entropy": "entropy",
     "share": "of ln n",
@@ -74,13 +80,18 @@ def diagnose(
     console = Console()
     read = existing_text(text, (PROSE, "max", "keys"))
     policies = named_policies(policy or [])
-    folder = out or Path("runs") / f"diagnose-{_plain_name(model[0])}"
+    folder = out or Path("runs") / f"diagnose-{plain_name(model[0])}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written: {error}") from None
+    short = [plain_name(name) for name in model]
+    names = short if len({*short}) == len(model) else model
     found = Diagnosis([])
-    for name in model:
+    for name, named in zip(model, names, strict=True):
         loaded = loaded_model(name, device, dtype, console)
-        own = {} if loaded.policy is None else {"its own policy": loaded.policy}
-        for case, chosen in {"plain": None, **own, **policies}.items():
-            called = case if len(model) == 1 else f"{_plain_name(name)}, {case}"
+        for case, chosen in cases_of(loaded, policies).items():
+            called = case if len(model) == 1 else f"{named}, {case}"
             with progress_bars(console, counted=False) as bars:
                 bar = bars.add_task(f"reading: {called}", total=None)
 
@@ -107,22 +118,16 @@ def diagnose(
         "device": str(loaded.model.device),
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         _write_tables(found, folder)
         with console.status("drawing the figures and the page"):
-            named = [asdict(head) | {"kind": kind} for head, kind in found.with_kinds()]
-            title = f"What the heads of {' and '.join(map(_plain_name, model))} attend to"
-            page = write_report(folder, named, settings, title=title)
+            rows_with_kinds = [asdict(head) | {"kind": kind} for head, kind in found.with_kinds()]
+            title = f"What the heads of {' and '.join(names)} attend to"
+            page = write_report(folder, rows_with_kinds, settings, title=title)
     except OSError as error:
         raise ValueError(f"{folder} cannot be written: {error}") from None
     for table in (_by_length(found), _by_kind(found)):
         console.print(table)
     console.print(f"Page, figures and tables: {escape(str(page))}", soft_wrap=True)
-
-
-def _plain_name(model: str) -> str:
-    """Return what a model may be called in a file's name and in a sentence."""
-    return re.sub(r"[^\w.-]+", "-", Path(model).name) or "model"
 
 
 def _write_tables(found: Diagnosis, folder: Path) -> None:

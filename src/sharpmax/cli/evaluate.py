@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sharpmax.cli.terminal import existing_text, loaded_model, named_policies, progress_bars
+from sharpmax.cli.terminal import (
+    PROSE,
+    cases_of,
+    existing_text,
+    loaded_model,
+    named_policies,
+    plain_name,
+    progress_bars,
+)
 
 if TYPE_CHECKING:
     from sharpmax.hf import Score
-
-PROSE = "prose"
 
 
 def evaluate(
@@ -79,19 +84,20 @@ def evaluate(
     }
     plan = Plan(**{name: value for name, value in given.items() if value is not None})
     policies = named_policies(policy or [])
+    path = out or Path("runs") / f"evaluate-{plain_name(model)}.csv"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error}") from None
     console = Console()
     loaded = loaded_model(model, device, dtype, console)
-    own = {} if loaded.policy is None else {"its own policy": loaded.policy}
-    cases = {"plain": None, **own, **policies}
+    cases = cases_of(loaded, policies)
     with progress_bars(console, counted=False) as bars:
         bar = bars.add_task("evaluating", total=len(cases) * plan.tokens() or None)
         scores = evaluated(
             loaded.model, loaded.tokenizer, cases, plan, lambda n: bars.advance(bar, n)
         )
-    name = re.sub(r"[^\w.-]+", "-", Path(model).name)
-    path = out or Path("runs") / f"evaluate-{name}.csv"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_csv(path, scores)
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error}") from None

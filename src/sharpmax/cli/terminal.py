@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from rich.progress import (
 )
 
 from sharpmax.policies import HELD, PAPER
-from sharpmax.policy import Policy
+from sharpmax.policy import POLICY_FILE, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from sharpmax.hf import Loaded
 
 POLICIES = {"paper": PAPER, "held": HELD}
+PLAIN, OWN = "plain", "its own policy"
+PROSE = "prose"
 
 
 def progress_bars(console: Console, *, counted: bool = True) -> Progress:
@@ -66,17 +69,39 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def named_policies(names: Sequence[str]) -> dict[str, Policy]:
-    """Return policies by what to call them: known ones by name, others from files."""
+    """Return policies by what to call them: known ones by name, others by their files."""
     policies: dict[str, Policy] = {}
     for name in names:
-        if name not in POLICIES and not Path(name).exists():
+        if name in POLICIES:
+            policies[name] = POLICIES[name]
+            continue
+        path = Path(name)
+        if not (path / POLICY_FILE if path.is_dir() else path).is_file():
             raise ValueError(
                 f"there is no policy file {name}, nor a policy of that name: {', '.join(POLICIES)}"
             )
-        policy = POLICIES[name] if name in POLICIES else Policy.load(name)
-        short = name if name in POLICIES else Path(name).stem
-        policies[name if short in policies else short] = policy
+        taken = {*policies, *POLICIES, PLAIN, OWN}
+        policies[name if path.stem in taken else path.stem] = Policy.load(name)
     return policies
+
+
+def cases_of(loaded: Loaded, policies: dict[str, Policy]) -> dict[str, Policy | None]:
+    """Return what a model is looked at under: plain, its own policy, and those that were named.
+
+    Raises:
+        ValueError: If one of them is for another model.
+    """
+    from sharpmax.hf.sharpen import require_fit
+
+    own = {} if loaded.policy is None else {OWN: loaded.policy}
+    for policy in (*own.values(), *policies.values()):
+        require_fit(loaded.model, policy)
+    return {PLAIN: None, **own, **policies}
+
+
+def plain_name(model: str) -> str:
+    """Return what a model may be called in a file's name and in a sentence."""
+    return re.sub(r"[^\w.-]+", "-", Path(model).resolve().name) or "model"
 
 
 def loaded_model(name: str, device: str, dtype: str, console: Console) -> Loaded:

@@ -23,6 +23,7 @@ from sharpmax.hf.sharpen import (
     AttentionFunction,
     Sharpened,
     attention_by,
+    context_of,
     layer_of,
     layers_and_heads,
     places_of,
@@ -57,7 +58,8 @@ class Head:
         beta: The inverse temperature.
         spread: δ, the largest logit less the smallest.
         bound: What no weight can exceed at that spread, exp(βδ)/n.
-        half_length: The length beyond which no token can have half of the weight, 2·exp(βδ).
+        half_length: The length beyond which no token can have half of the weight, 2·exp(βδ), for
+            the mean β and δ.
     """
 
     case: str
@@ -146,7 +148,12 @@ def diagnose(
             raise ValueError(f"{name} must be at least 1, got {number}")
     source = reading(tokenizer, text)
     asks = ends_in_a_question(text)
-    apart = asks or not model.can_generate()  # an encoder's rows see what follows them
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{type(model).__name__} has heads of several kinds in a layer: diagnose its encoder"
+        )
+    # Where rows see what follows them, every length is another text.
+    apart = asks or any(getattr(m, "is_causal", True) is False for m in model.modules())
     layers, _ = layers_and_heads(model)
     readings = [
         (sample, ends)
@@ -173,7 +180,10 @@ def diagnose(
 
         with Sharpened(model, _watched(model, policy, look)):
             model.base_model(tokens, use_cache=False)
-    return Diagnosis(found.heads(case))
+    heads = found.heads(case)
+    if not heads:
+        raise ValueError(f"{type(model).__name__} never asked for attention")
+    return Diagnosis(heads)
 
 
 class _Found:
@@ -220,10 +230,10 @@ def _watched(
 
 def _checked_lengths(model: PreTrainedModel, lengths: Sequence[int] | None) -> list[int]:
     """Return the lengths in order, all of them within the model's context."""
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    most = context_of(model)
     if lengths is None:
-        doubled = [SHORTEST]
-        while 2 * doubled[-1] <= min(LONGEST, most or LONGEST):
+        doubled = [int(min(SHORTEST, most))]
+        while 2 * doubled[-1] <= min(LONGEST, most):
             doubled.append(2 * doubled[-1])
         return doubled
     if not lengths:
@@ -231,7 +241,7 @@ def _checked_lengths(model: PreTrainedModel, lengths: Sequence[int] | None) -> l
     ordered = sorted(set(lengths))
     if ordered[0] < 2:
         raise ValueError(f"lengths must be at least 2 tokens, got {ordered[0]}")
-    if most is not None and ordered[-1] > most:
+    if ordered[-1] > most:
         raise ValueError(
             f"lengths must be within the model's context of {most:,} tokens, got {ordered[-1]:,}"
         )

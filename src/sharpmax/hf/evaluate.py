@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,7 +17,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sharpmax.hf.sharpen import require_interface, sharpen
+from sharpmax.hf.sharpen import context_of, require_fit, require_interface, sharpen
 from sharpmax.hf.texts import reading
 from sharpmax.tasks.key_value import TEMPLATES, retrieval
 
@@ -96,9 +95,9 @@ class Plan:
             raise ValueError(f"lengths must be at least 2 tokens, got {list(self.lengths)}")
         if any(not 0 <= depth <= 1 for depth in self.depths):
             raise ValueError(f"depths must be from 0 to 1, got {list(self.depths)}")
-        for name in ("windows", "prompts", "limit"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name, least in (("windows", 0), ("prompts", 0), ("limit", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def tokens(self) -> int:
         """Return how many tokens one policy has to read, lm_eval's tasks aside."""
@@ -124,12 +123,14 @@ def evaluate(
     """
     require_interface(model)
     plan = Plan() if plan is None else plan
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
-    if max(plan.lengths) > most:
+    if max(plan.lengths) > context_of(model):
         raise ValueError(
-            f"lengths must be within the model's context of {most:,} tokens, "
+            f"lengths must be within the model's context of {context_of(model):,} tokens, "
             f"got {max(plan.lengths):,}"
         )
+    for policy in policies.values():
+        if policy is not None:
+            require_fit(model, policy)
     scores = []
     for case, policy in policies.items():
         with contextlib.nullcontext() if policy is None else sharpen(model, policy):
@@ -151,8 +152,12 @@ def write_csv(path: Path, scores: Sequence[Score]) -> None:
 def text_losses(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """Return the loss of every token but the first, in nats, of shape (batch, tokens − 1).
 
-    The logits over the vocabulary are made a few hundred tokens at a time.
+    The logits over the vocabulary are made a few hundred tokens at a time, where the model's last
+    layer is all that stands between them and the hidden states.
     """
+    if not _has_plain_head(model, tokens):
+        logits = model(tokens[:, :-1], use_cache=False).logits.float()
+        return _losses(logits, tokens[:, 1:])
     hidden = model.base_model(tokens, use_cache=False).last_hidden_state
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
@@ -162,10 +167,25 @@ def text_losses(model: PreTrainedModel, tokens: Tensor) -> Tensor:
         logits = head(hidden[:, part]).float()
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        following = tokens[:, part.start + 1 : part.stop + 1]
-        loss = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
-        losses.append(loss.view(following.shape))
+        losses.append(_losses(logits, tokens[:, part.start + 1 : part.stop + 1]))
     return torch.cat(losses, dim=1)
+
+
+def _losses(logits: Tensor, following: Tensor) -> Tensor:
+    loss = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
+    return loss.view(following.shape)
+
+
+def _has_plain_head(model: PreTrainedModel, tokens: Tensor) -> bool:
+    """Tell whether logits are the last layer of the hidden states: some models scale them."""
+    few = tokens[:, :2]
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    ours = head(model.base_model(few, use_cache=False).last_hidden_state).float()
+    if softcap is not None:
+        ours = softcap * torch.tanh(ours / softcap)
+    theirs = model(few, use_cache=False).logits.float()
+    return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2))
 
 
 def _text(
@@ -178,7 +198,12 @@ def _text(
     for length in plan.lengths:
         means = []
         for window in range(plan.windows):
-            tokens = torch.tensor([source(length, window)], device=model.device)
+            try:
+                tokens = torch.tensor([source(length, window)], device=model.device)
+            except ValueError:
+                if window == 0:
+                    raise
+                break  # the text has no more
             means.append(text_losses(model, tokens).mean().item())
             tell(length)
         mean = sum(means) / len(means)
@@ -227,9 +252,11 @@ def _harness(
     scores = []
     for task in plan.tasks:
         for length in plan.lengths if task.startswith(BY_LENGTH) else [None]:
-            value = _harness_value(model, tokenizer, task, length, plan.limit)
-            share = _share(round(value * plan.limit), plan.limit)
-            scores.append(Score(case, task, length, None, value, *share[1:], plan.limit))
+            value, count = _harness_value(model, tokenizer, task, length, plan.limit)
+            low = high = value  # of what is no share, no interval is known
+            if 0 <= value <= 1:
+                _, low, high = _share(round(value * count), count)
+            scores.append(Score(case, task, length, None, value, low, high, count))
     return scores
 
 
@@ -239,7 +266,8 @@ def _harness_value(
     task: str,
     length: int | None,
     limit: int,
-) -> float:
+) -> tuple[float, int]:
+    """Return a task's metric, and from how many prompts."""
     try:
         import lm_eval
         from lm_eval.models.huggingface import HFLM
@@ -264,6 +292,10 @@ def _harness_value(
         for name, value in found["results"][task].items()
         if isinstance(value, int | float) and "stderr" not in name
     }
+    count = int(found["n-samples"][task]["effective"]) if task in found["n-samples"] else limit
     if length is not None and str(length) in metrics:
-        return float(metrics[str(length)])
-    return float(next(value for name, value in metrics.items() if not name.isdigit()))
+        return float(metrics[str(length)]), count
+    known = [value for name, value in metrics.items() if not name.isdigit()]
+    if not known:
+        raise ValueError(f"lm_eval gives no number for {task}: name its tasks one by one")
+    return float(known[0]), count

@@ -13,7 +13,7 @@ KINDS = {
     "local": "half or more is on the 32 last tokens",
     "sharp": "half or more is on one other token",
     "disperses": "its entropy follows the length, at half of ln n or faster",
-    "steady": "neither: spread out, but no wider than before",
+    "steady": "spread out, and slower to spread further",
 }
 HALF = 0.5
 
@@ -42,7 +42,10 @@ def _kind(heads: list[Head]) -> str:
 
 
 def growth(shortest: Head, longest: Head) -> float:
-    """Return how fast the entropy follows ln n: 1 if weights stay as even as they are."""
+    """Return how fast the entropy follows ln n: 1 if weights stay as even as they are.
+
+    Of one length alone, it is the entropy's share of ln n.
+    """
     if shortest.length == longest.length:
         return longest.share
     stretch = math.log(longest.length / shortest.length)

@@ -52,6 +52,7 @@ def load(
         ValueError: If it cannot be loaded, in one line.
     """
     path = packaged_model(str(name), tell) if str(name) in MODELS else Path(name)
+    folder = path.parent if path.suffix == ".gguf" else path
     source, extra = _source(path, str(name))
     settings: dict[str, Any] = {"trust_remote_code": trust_remote_code, **extra}
     if "gguf_file" not in extra:
@@ -63,7 +64,7 @@ def load(
     except Exception as error:  # whatever lies in a file that is no model
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(f"{name} cannot be loaded as a model: {reason}") from error
-    policy = Policy.load(path) if (path / POLICY_FILE).is_file() else None
+    policy = Policy.load(folder) if (folder / POLICY_FILE).is_file() else None
     model.train(False).to(device)
     return Loaded(model, tokenizer, policy)
 

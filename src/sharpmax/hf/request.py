@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
+from sharpmax.hf.masks import MARK, KeyMask
 from sharpmax.rows import LogitRows
 from sharpmax.torch.attention import attention
 from sharpmax.torch.scores import Scores
@@ -58,10 +59,11 @@ class Request:
         *,
         scaling: float | None = None,
         is_causal: bool | None = None,
-        sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
         position_bias: Tensor | None = None,
+        indices: Tensor | None = None,
+        block_indices: Tensor | None = None,
         **others: Any,
     ) -> Request:
         """Take what transformers hands to an attention function, or say what it cannot take.
@@ -69,7 +71,7 @@ class Request:
         What `others` hold is for other kernels, and unread.
 
         Raises:
-            NotImplementedError: If the layer adds numbers to its logits.
+            NotImplementedError: If the layer adds numbers to its logits, or chooses its keys.
         """
         del others
         layer = type(module).__name__
@@ -77,12 +79,15 @@ class Request:
             raise NotImplementedError(
                 f"{layer} adds a position bias to its logits, which sharpmax cannot do"
             )
+        if indices is not None or block_indices is not None:
+            raise NotImplementedError(
+                f"{layer} chooses the keys of every query, which sharpmax cannot follow"
+            )
         queries, keys = query.shape[2], key.shape[2]
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         causal = bool(causal) and queries > 1
         window = None
         if attention_mask is None:
-            window = sliding_window if causal else None
             if causal and keys > queries:  # a static cache that has just been begun
                 key, value = key[:, :, :queries], value[:, :, :queries]
         elif attention_mask.dtype != torch.bool:
@@ -90,10 +95,9 @@ class Request:
                 f"{layer} was given a mask of {attention_mask.dtype} to add to its logits: give a "
                 "boolean one, True where a token is seen"
             )
-        elif attention_mask.shape[-2] == 1 and queries > 1 and causal:
-            window = getattr(attention_mask, "window", sliding_window)
-            if not getattr(attention_mask, "is_padded", True):
-                attention_mask = None
+        elif isinstance(told := getattr(attention_mask, MARK, None), KeyMask):
+            window = told.window
+            attention_mask = attention_mask if told.is_padded else None
         else:
             attention_mask, causal = attention_mask[..., :keys], False
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling

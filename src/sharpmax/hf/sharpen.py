@@ -7,13 +7,16 @@ belongs to it, and tells the model to use it; undoing takes both away again.
 from __future__ import annotations
 
 import itertools
+import math
+import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
 
 from sharpmax.hf.masks import visible_keys
 from sharpmax.hf.request import Request
@@ -28,6 +31,7 @@ except ImportError:  # another version; most models pass `output_attentions` on
 
 _numbers = itertools.count()
 
+Places: TypeAlias = weakref.WeakKeyDictionary[torch.nn.Module, int]
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 
@@ -59,12 +63,22 @@ class Sharpened:
         self.model = model
         self.name = f"sharpmax-{next(_numbers)}"
         self._before = _implementations(model)
+        # From device to device a mask travels as a copy, which would lose what it carries.
+        devices = {parameter.device for parameter in model.parameters()}
         AttentionInterface.register(self.name, function)
-        AttentionMaskInterface.register(self.name, visible_keys)
-        model.set_attn_implementation(self.name)
+        AttentionMaskInterface.register(self.name, visible_keys if len(devices) < 2 else sdpa_mask)
+        try:
+            model.set_attn_implementation(self.name)
+        except BaseException:
+            self._restore()
+            raise
 
     def undo(self) -> None:
-        """Give the model back the attention that it had; a second time does nothing."""
+        """Give the model back the attention that it had; a second time does nothing.
+
+        Raises:
+            RuntimeError: If the model's attention was changed again since. Then nothing is done.
+        """
         if self.name not in AttentionInterface._global_mapping:
             return
         if self.model.config._attn_implementation != self.name:
@@ -72,10 +86,15 @@ class Sharpened:
                 f"the model's attention is {self.model.config._attn_implementation!r} by now: undo "
                 "what was done to it later first"
             )
+        self._restore()
+
+    def _restore(self) -> None:
+        """Undo wherever nobody else has changed anything since."""
         for config, name in self._before:
-            config._attn_implementation_internal = name
-        del AttentionInterface._global_mapping[self.name]
-        del AttentionMaskInterface._global_mapping[self.name]
+            if config._attn_implementation == self.name:
+                config._attn_implementation_internal = name
+        AttentionInterface._global_mapping.pop(self.name, None)
+        AttentionMaskInterface._global_mapping.pop(self.name, None)
 
     def __enter__(self) -> Self:
         return self
@@ -86,7 +105,7 @@ class Sharpened:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.undo()
+        self._restore()
 
 
 def layers_and_heads(model: PreTrainedModel) -> tuple[int, int]:
@@ -95,27 +114,37 @@ def layers_and_heads(model: PreTrainedModel) -> tuple[int, int]:
     return config.num_hidden_layers, config.num_attention_heads
 
 
-def layer_of(module: torch.nn.Module, places: dict[torch.nn.Module, int]) -> int:
+def context_of(model: PreTrainedModel) -> float:
+    """Return how many tokens a model can read; infinity where it does not tell."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return math.inf if most is None else most
+
+
+def layer_of(module: torch.nn.Module, places: Places) -> int:
     """Return which layer an attention module belongs to."""
     index = getattr(module, "layer_idx", None)
-    return places.get(module, 0) if index is None else index
+    if index is None and module not in places:
+        raise ValueError(
+            f"{type(module).__name__} does not tell its layer: a copy of a sharpened model must be "
+            "sharpened by itself"
+        )
+    return places[module] if index is None else index
 
 
-def places_of(model: PreTrainedModel) -> dict[torch.nn.Module, int]:
-    """Return the layer of each module that stands in one: the first number of its path."""
-    places = {}
+def places_of(model: PreTrainedModel) -> Places:
+    """Return the layer of each module that does not know it: the first number of its path."""
+    places: Places = weakref.WeakKeyDictionary()
     for path, module in model.named_modules():
         numbers = [part for part in path.split(".") if part.isdigit()]
-        if numbers:
+        if numbers and getattr(module, "layer_idx", None) is None:
             places[module] = int(numbers[0])
     return places
 
 
 def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
     """Return the function that transformers calls in every layer."""
-    layers, heads = layers_and_heads(model)
-    if isinstance(policy, PerHead):
-        _require_shape(policy, layers, heads, type(model).__name__)
+    require_fit(model, policy)
+    layers, _ = layers_and_heads(model)
     places = places_of(model)
 
     def policy_of(layer: int, device: torch.device) -> Policy:
@@ -170,24 +199,36 @@ def require_interface(model: object) -> None:
             f"{type(model).__name__} does not go through transformers' attention interface, by "
             "which alone its attention can be replaced"
         )
+    if getattr(model.config.get_text_config(), "num_attention_heads", None) is None:
+        raise ValueError(f"{type(model).__name__} has no attention heads")
 
 
-def _require_shape(policy: PerHead, layers: int, heads: int, model: str) -> None:
+def require_fit(model: PreTrainedModel, policy: Policy) -> None:
+    """Raise a ValueError if the policy differs by head, and the model has other heads."""
+    if not isinstance(policy, PerHead):
+        return
+    name, config = type(model).__name__, model.config
+    layers, heads = layers_and_heads(model)
+    if config.is_encoder_decoder or config.get_text_config() is not config:
+        raise ValueError(
+            f"policy differs by head, and {name} has several parts with heads of their own: "
+            "sharpen one of them, such as its language model"
+        )
     if policy.shape not in ((heads,), (layers, heads)):
         raise ValueError(
-            f"policy is for {' layers of '.join(map(str, policy.shape))} heads, and {model} has "
+            f"policy is for {' layers of '.join(map(str, policy.shape))} heads, and {name} has "
             f"{layers} layers of {heads}"
         )
 
 
 def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
     """Return every config of the model and its parts, with the name of its attention."""
-    configs = {id(model.config): model.config}
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            configs[id(module.config)] = module.config
-    for config in list(configs.values()):
-        for name in config.sub_configs:
-            if (part := getattr(config, name, None)) is not None:
-                configs[id(part)] = part
+    open_ = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
+    configs: dict[int, Any] = {}
+    while open_:
+        config = open_.pop()
+        if id(config) not in configs:
+            configs[id(config)] = config
+            parts = [getattr(config, name, None) for name in config.sub_configs]
+            open_ += [part for part in parts if part is not None]
     return [(config, config._attn_implementation) for config in configs.values()]

@@ -51,11 +51,10 @@ def reading(tokenizer: PreTrainedTokenizerBase, text: str | None) -> Reading:
 
     def part(length: int, sample: int) -> list[int]:
         tokens = _first_tokens(tokenizer, whole, (sample + 1) * length)
-        if len(tokens) < length:
-            raise ValueError(f"text has {len(tokens):,} tokens, and {length:,} are to be read")
-        # Where the text ends early, samples overlap; what it begins with, they all begin with.
-        start = min(sample * length, len(tokens) - length)
-        return tokens[:1] + tokens[start + 1 : start + length]
+        start, end = sample * length, (sample + 1) * length
+        if len(tokens) < end:
+            raise ValueError(f"text has {len(tokens):,} tokens, and {end:,} are to be read")
+        return tokens[:1] + tokens[start + 1 : end]  # what a text begins with, every part does
 
     return part
 
