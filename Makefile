@@ -15,8 +15,9 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 setup: $(VENV)/development
 demo: $(VENV)/package
 	$(BIN)/sharpmax reproduce
+# A process for each core, with one thread each: most tests are too small for more.
 test: $(VENV)/development browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 lint: $(VENV)/development
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
