@@ -10,8 +10,9 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sharpmax import PAPER, Fixed
-from sharpmax.hf import Plan, evaluate
-from sharpmax.hf.evaluate import TEXT, text_losses, write_csv
+from sharpmax.hf import Plan, Score, evaluate
+from sharpmax.hf.evaluate import TEXT, text_losses
+from sharpmax.hf.table import write_csv
 from sharpmax.hf.texts import reading
 
 PLAN = Plan(lengths=(96,), windows=2, templates=("code",), depths=(0.0, 1.0), prompts=2)
@@ -38,7 +39,7 @@ def test_policies_meet_the_same_texts(smollm2, tmp_path):
     assert values["paper", TEXT, None] > values["plain", TEXT, None]
     assert sum(told) == len(policies) * PLAN.tokens()
     assert all(s.low <= s.value <= s.high for s in scores)
-    write_csv(tmp_path / "scores.csv", scores)
+    write_csv(tmp_path / "scores.csv", Score, scores)
     rows = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
     assert [row["case"] for row in rows] == [s.case for s in scores]
 

@@ -19,7 +19,7 @@ pytest.importorskip("selenium", reason="selenium drives the browser")
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from test_report_in_browser import cells, ground, idle, set_theme, set_width, until
+from shown_page import cells, ground, idle, set_theme, set_width, shown, until
 
 CASES = ("plain", "my 'own' </script>")
 LENGTHS, LAYERS, HEADS = (64, 512, 8192), 5, 3
@@ -47,14 +47,7 @@ def written(tmp_path_factory):
 @pytest.fixture
 def opened(browser, written):
     """The page, drawn, on a wide and light screen."""
-    set_theme(browser, "light")
-    set_width(browser, 1280)
-    browser.get_log("performance")
-    browser.get(written.as_uri())
-    until(browser, lambda: idle(browser))
-    yield browser
-    browser.execute_script("localStorage.clear()")
-    assert browser.get_log("browser") == []
+    yield from shown(browser, written)
 
 
 @pytest.mark.parametrize("name", ["heatmap", "kinds", "entropy", "bound"])

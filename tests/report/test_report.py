@@ -14,7 +14,7 @@ from sharpmax.report import Page, Section, Slider, Table, style
 from sharpmax.report.chart import specification
 from sharpmax.report.max_retrieval import Tables, figures, page, write_report
 from sharpmax.report.max_retrieval.finding import accuracy_table, finding
-from sharpmax.report.max_retrieval.tables import thinned
+from sharpmax.report.rows import thinned
 
 FIGURES = ["accuracy", "attention", "attention_sharpened", "entropy", "fit", "training"]
 

@@ -62,9 +62,9 @@ def evaluate(
 ) -> None:
     """Loss on text, retrieval by length and depth, and lm_eval tasks, plain and sharpened."""
     try:
-        from sharpmax.hf import Plan
+        from sharpmax.hf import Plan, Score
         from sharpmax.hf import evaluate as evaluated
-        from sharpmax.hf.evaluate import write_csv
+        from sharpmax.hf.table import write_csv
     except ImportError as error:
         raise ValueError(
             f"evaluate needs {error.name}: pip install 'sharpmax[transformers]'"
@@ -98,7 +98,7 @@ def evaluate(
             loaded.model, loaded.tokenizer, cases, plan, lambda n: bars.advance(bar, n)
         )
     try:
-        write_csv(path, scores)
+        write_csv(path, Score, scores)
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error}") from None
     console.print(_table(scores))

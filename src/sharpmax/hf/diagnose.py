@@ -7,9 +7,8 @@ question, every length is read by itself, and its last row is looked at.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from sharpmax.hf.sharpen import (
     places_of,
     require_interface,
 )
+from sharpmax.hf.table import write_csv
 from sharpmax.hf.texts import ends_in_a_question, reading
 from sharpmax.policies import Fixed
 from sharpmax.policy import Policy, require_policy
@@ -94,10 +94,7 @@ class Diagnosis:
 
     def write_csv(self, path: Path) -> None:
         """Write the table."""
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Head)])
-            writer.writeheader()
-            writer.writerows(asdict(head) for head in self.heads)
+        write_csv(path, Head, self.heads)
 
     def write_parquet(self, path: Path) -> None:
         """Write the table for pandas, Polars, DuckDB and others; it needs pyarrow."""

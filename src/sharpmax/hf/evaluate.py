@@ -6,10 +6,8 @@ Every policy meets the same texts and prompts, in one run.
 from __future__ import annotations
 
 import contextlib
-import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,14 +138,6 @@ def evaluate(
     return scores
 
 
-def write_csv(path: Path, scores: Sequence[Score]) -> None:
-    """Write the scores as a tidy table."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Score)])
-        writer.writeheader()
-        writer.writerows(asdict(score) for score in scores)
-
-
 @torch.no_grad()
 def text_losses(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """Return the loss of every token but the first, in nats, of shape (batch, tokens − 1).
@@ -159,16 +149,20 @@ def text_losses(model: PreTrainedModel, tokens: Tensor) -> Tensor:
         logits = model(tokens[:, :-1], use_cache=False).logits.float()
         return _losses(logits, tokens[:, 1:])
     hidden = model.base_model(tokens, use_cache=False).last_hidden_state
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     losses = []
     for start in range(0, tokens.shape[1] - 1, TOKENS_AT_ONCE):
         part = slice(start, min(start + TOKENS_AT_ONCE, tokens.shape[1] - 1))
-        logits = head(hidden[:, part]).float()
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
+        logits = _logits(model, hidden[:, part])
         losses.append(_losses(logits, tokens[:, part.start + 1 : part.stop + 1]))
     return torch.cat(losses, dim=1)
+
+
+def _logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Return the logits that the last layer, and a softcap where there is one, make of states."""
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    logits: Tensor = head(hidden).float()
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def _losses(logits: Tensor, following: Tensor) -> Tensor:
@@ -179,11 +173,7 @@ def _losses(logits: Tensor, following: Tensor) -> Tensor:
 def _has_plain_head(model: PreTrainedModel, tokens: Tensor) -> bool:
     """Tell whether logits are the last layer of the hidden states: some models scale them."""
     few = tokens[:, :2]
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    ours = head(model.base_model(few, use_cache=False).last_hidden_state).float()
-    if softcap is not None:
-        ours = softcap * torch.tanh(ours / softcap)
+    ours = _logits(model, model.base_model(few, use_cache=False).last_hidden_state)
     theirs = model(few, use_cache=False).logits.float()
     return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2))
 

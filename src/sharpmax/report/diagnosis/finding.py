@@ -3,8 +3,8 @@
 from collections import Counter
 
 from sharpmax.report.diagnosis.heads import Heads, half_length_text
-from sharpmax.report.max_retrieval.tables import mean, text
 from sharpmax.report.page import Table
+from sharpmax.report.rows import mean, text
 
 MOST = 10
 

@@ -11,7 +11,7 @@ import altair as alt
 
 from sharpmax.report import style
 from sharpmax.report.chart import data
-from sharpmax.report.max_retrieval.tables import Row, mean_by
+from sharpmax.report.rows import Row, mean_by
 
 MEASURES = {
     "entropy": "entropy, nats",

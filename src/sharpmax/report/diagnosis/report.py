@@ -12,8 +12,8 @@ from sharpmax.report.diagnosis.heads import Heads
 from sharpmax.report.diagnosis.heat_map import heat_map, map_at_slider
 from sharpmax.report.diagnosis.kinds import kinds, kinds_panel, kinds_table
 from sharpmax.report.diagnosis.one_head import one_head_panels
-from sharpmax.report.max_retrieval.tables import Row
 from sharpmax.report.page import Page, Section, Slider
+from sharpmax.report.rows import Row
 
 
 def write_report(

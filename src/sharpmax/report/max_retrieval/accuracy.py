@@ -13,7 +13,8 @@ from sharpmax.report.max_retrieval.by_size import (
     side_by_side,
     size_axis,
 )
-from sharpmax.report.max_retrieval.tables import Row, Tables, text
+from sharpmax.report.max_retrieval.tables import Tables
+from sharpmax.report.rows import Row, text
 
 
 def accuracy(tables: Tables) -> alt.HConcatChart:

@@ -7,7 +7,8 @@ import altair as alt
 from sharpmax.report import style
 from sharpmax.report.chart import data
 from sharpmax.report.max_retrieval.by_size import size_parameter
-from sharpmax.report.max_retrieval.tables import Row, Tables, headed, spoken
+from sharpmax.report.max_retrieval.tables import Tables, headed, spoken
+from sharpmax.report.rows import Row
 
 SETS, ITEMS = 32, 16
 

@@ -7,7 +7,7 @@ import altair as alt
 
 from sharpmax.report import style
 from sharpmax.report.chart import data
-from sharpmax.report.max_retrieval.tables import Row
+from sharpmax.report.rows import Row
 
 
 def size_axis(sizes: Sequence[int]) -> alt.X:

@@ -9,7 +9,8 @@ import altair as alt
 from sharpmax.report import style
 from sharpmax.report.chart import data
 from sharpmax.report.max_retrieval.by_size import policy_lines, side_by_side, size_axis
-from sharpmax.report.max_retrieval.tables import Row, Tables, mean_by, text
+from sharpmax.report.max_retrieval.tables import Tables
+from sharpmax.report.rows import Row, mean_by, text
 
 TOOLTIP = {
     "nats": "entropy, nats",

@@ -2,8 +2,9 @@
 
 from sharpmax.report import style
 from sharpmax.report.max_retrieval.accuracy import p_value_text
-from sharpmax.report.max_retrieval.tables import Row, Tables, headed, spoken
+from sharpmax.report.max_retrieval.tables import Tables, headed, spoken
 from sharpmax.report.page import Table
+from sharpmax.report.rows import Row
 
 
 def finding(tables: Tables) -> str:

@@ -8,7 +8,8 @@ import altair as alt
 
 from sharpmax.report import style
 from sharpmax.report.chart import data
-from sharpmax.report.max_retrieval.tables import Row, Tables, thinned
+from sharpmax.report.max_retrieval.tables import Tables
+from sharpmax.report.rows import Row, thinned
 
 POINTS = 1500
 CURVES = {

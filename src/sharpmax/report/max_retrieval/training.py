@@ -9,7 +9,8 @@ import altair as alt
 from sharpmax.report import style
 from sharpmax.report.chart import data
 from sharpmax.report.max_retrieval.by_size import side_by_side
-from sharpmax.report.max_retrieval.tables import Tables, mean, thinned
+from sharpmax.report.max_retrieval.tables import Tables
+from sharpmax.report.rows import mean, thinned
 
 STEPS = 200
 PLAIN_0 = "datum.value == 0 ? '0' : datum.label"  # not 0k
