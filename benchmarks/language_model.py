@@ -75,7 +75,11 @@ def replayed(model: Any, tokens: torch.Tensor) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_kept: object = step) -> None:  # a graph does not keep what it works on
+        graph.replay()
+
+    return replay
 
 
 @torch.no_grad()

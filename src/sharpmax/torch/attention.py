@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from sharpmax.policies import PAPER
@@ -15,7 +14,7 @@ from sharpmax.torch.attention_rows import AttentionRows
 from sharpmax.torch.choice import choose, in_training
 from sharpmax.torch.row_statistics import IMPLEMENTATIONS, chosen, require_implementation
 from sharpmax.torch.scores import Scores, require_alike
-from sharpmax.torch.tempered import attend
+from sharpmax.torch.tempered import attend, sdpa
 from sharpmax.torch.tempered.chunked import attend_choosing
 
 
@@ -96,18 +95,20 @@ def _sharpened(
             "the policy chooses from: leave implementation out"
         )
     on_gpu = scores.query.device.type == "cuda"
+    reads_rows = return_statistics or not policy.reads <= {"length", "detached"}
     decodes = on_gpu and implementation is None and not chooses_from_rows
+    if not reads_rows and sdpa.refusal(scores, value, 1.0, None) is None:
+        decodes = False  # there is nothing to keep between two halves
     if decodes and not in_training(policy) and decode.refusal(scores, value) is None:
-        return decode.decode(scores, value, policy, lost)
+        return decode.decode(scores, value, policy, lost, return_statistics)
     maximum = None
-    if return_statistics or not (chooses_from_rows or policy.reads <= {"length", "detached"}):
+    if return_statistics or (reads_rows and not chooses_from_rows):
         name = chosen(scores, implementation, policy.reads)
         statistics = IMPLEMENTATIONS[name].row_statistics(scores)
         maximum = None if name == "flash" else statistics.max
     else:
-        length = scores.lengths()
-        unknown = torch.full_like(length, math.nan)
-        statistics = RowStatistics(unknown, unknown, unknown, length)
+        length = scores.lengths() if "length" in policy.reads else math.nan
+        statistics = RowStatistics(math.nan, math.nan, math.nan, length)
     if not chooses_from_rows:
         return attend(scores, value, choose(policy, statistics), maximum), statistics
     if on_gpu and attention_rows.refusal(scores) is None:

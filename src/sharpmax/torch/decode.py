@@ -8,6 +8,7 @@ are in `kernels/decode.py`, which needs Triton; this module decides whether to t
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,11 @@ def refusal(scores: Scores, value: Tensor) -> str | None:
 
 
 def decode(
-    scores: Scores, value: Tensor, policy: Policy, lost: float | None = None
+    scores: Scores,
+    value: Tensor,
+    policy: Policy,
+    lost: float | None = None,
+    counts_keys: bool = True,
 ) -> tuple[Tensor, RowStatistics]:
     """Return softmax(β·logits)·value and the statistics of the plain logits.
 
@@ -75,6 +80,7 @@ def decode(
             sum to `lost` at most, by a bound; the row's whole sum is at least 1. The rest is
             normalised to 1, so the output moves by at most 2·lost·max|value|. With 0 nothing
             is left out; None is 1/256 of the rounding of the dtype.
+        counts_keys: Whether the statistics tell the length; otherwise it is NaN.
     """
     from sharpmax.torch.kernels import decode as kernel
     from sharpmax.torch.kernels.polynomial import polynomial_settings
@@ -87,9 +93,9 @@ def decode(
         policy = policy.base
     if lost is None:
         lost = LOST * torch.finfo(value.dtype).eps
-    length = scores.lengths()
 
     def choose(maximum: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:
+        length = scores.lengths()
         beta = at_least(SMALLEST_BETA, policy(RowStatistics(maximum, lse, entropy, length)))
         if isinstance(beta, int | float):
             return torch.full_like(entropy, beta)
@@ -101,6 +107,7 @@ def decode(
     out, maximum, lse, entropy = kernel.decode(
         *_seen(scores, value), polynomial_settings(policy), choose, lost
     )
+    length = scores.lengths() if counts_keys else math.nan
     return out, RowStatistics(maximum, lse, entropy, length)
 
 

@@ -4,6 +4,8 @@
 Hopper GPU. Triton is imported at the first call.
 """
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,12 +18,48 @@ from sharpmax.torch.scores import Scores
 aten = torch.ops.aten
 
 
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class Operator:
+    """A function as an operator of PyTorch, which it takes PyTorch longer to call than a kernel.
+
+    So the function itself is called where nobody asks for more: no gradient, nothing that traces.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._operator = custom_op(name, mutates_args=())(function)
+        self.register_fake = self._operator.register_fake
+        self.register_autograd = self._operator.register_autograd
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it by the shortest way."""
+        if torch.compiler.is_compiling() or _is_watched(arguments):
+            return self._operator(*arguments)
+        return self._function(*arguments)
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """Make a function an operator of this name."""
+    return functools.partial(Operator, name)
+
+
+def _is_watched(arguments: tuple[Any, ...]) -> bool:
+    """Tell whether PyTorch must learn of a call with these arguments."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return True
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return wants_gradient or any(type(x) not in PLAIN for x in tensors)
+
+
 def _device_of(tensor: Tensor) -> AbstractContextManager[None]:
     """Make the tensor's device the current one, where Triton launches."""
     return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
 
 
-@custom_op("sharpmax::row_statistics", mutates_args=())
+@operator("sharpmax::row_statistics")
 def row_statistics(
     query: Tensor,
     key: Tensor,
@@ -48,7 +86,7 @@ def _(query: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return rows, torch.empty_like(rows), torch.empty_like(rows)
 
 
-@custom_op("sharpmax::row_statistics_backward", mutates_args=())
+@operator("sharpmax::row_statistics_backward")
 def row_statistics_backward(
     query: Tensor,
     key: Tensor,
@@ -98,7 +136,7 @@ def _backward_statistics(
 row_statistics.register_autograd(_backward_statistics, setup_context=_keep_statistics)
 
 
-@custom_op("sharpmax::tempered", mutates_args=())
+@operator("sharpmax::tempered")
 def tempered(
     query: Tensor,
     key: Tensor,
@@ -132,7 +170,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Te
     return out, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-@custom_op("sharpmax::tempered_backward", mutates_args=())
+@operator("sharpmax::tempered_backward")
 def tempered_backward(
     query: Tensor,
     key: Tensor,
@@ -224,7 +262,7 @@ def _backward_tempered(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | 
 tempered.register_autograd(_backward_tempered, setup_context=_keep_tempered)
 
 
-@custom_op("sharpmax::polynomial", mutates_args=())
+@operator("sharpmax::polynomial")
 def polynomial(
     entropy: Tensor, coefficients: list[float], threshold: float, minimum: float, end: float
 ) -> tuple[Tensor, Tensor]:
@@ -254,7 +292,7 @@ def _backward_polynomial(ctx: Any, grad_beta: Tensor, _: Tensor) -> tuple[Tensor
 polynomial.register_autograd(_backward_polynomial, setup_context=_keep_slope)
 
 
-@custom_op("sharpmax::ladder", mutates_args=())
+@operator("sharpmax::ladder")
 def ladder(
     query: Tensor,
     key: Tensor,

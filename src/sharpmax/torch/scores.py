@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -172,26 +173,34 @@ class Scores:
             return torch.arange(self.offset + 1, keys + 1, dtype=dtype, device=device).expand(
                 self.shape
             )
+        if self.mask is None or self.mask.ndim < 2 or self.mask.shape[-2] == 1:
+            return self._range_lengths().to(dtype).expand(self.shape)
+        chunks = []
+        for queries in self.chunks():
+            visible = self.visible(queries, slice(0, keys))
+            assert visible is not None
+            size = queries.stop - queries.start
+            count = visible.expand(*visible.shape[:-2], size, keys).sum(-1)
+            chunks.append(count.expand(*self.shape[:2], size))
+        return torch.cat(chunks, dim=-1).to(dtype)
+
+    def _range_lengths(self) -> Tensor:
+        """Count the keys in the range that each query sees, less those hidden from all queries."""
+        device, last = self.query.device, self.key.shape[2] - 1
+        position = torch.arange(self.shape[-1], device=device) + self.offset
+        until = position.clamp(max=last) if self.is_causal else torch.full_like(position, last)
+        since = torch.zeros_like(position)
+        if self.window is not None:
+            since = (position - self.window + 1).clamp(min=0)
+            if not self.is_causal:
+                until = (position + self.window - 1).clamp(max=last)
         if self.mask is None:
-            position = torch.arange(self.shape[-1], device=device) + self.offset
-            last = keys - 1
-            until = position.clamp(max=last) if self.is_causal else torch.full_like(position, last)
-            since = torch.zeros_like(position)
-            if self.window is not None:
-                since = (position - self.window + 1).clamp(min=0)
-                if not self.is_causal:
-                    until = (position + self.window - 1).clamp(max=last)
-            count = (until - since + 1).clamp(min=0)
-        else:
-            chunks = []
-            for queries in self.chunks():
-                visible = self.visible(queries, slice(0, keys))
-                assert visible is not None
-                size = queries.stop - queries.start
-                count = visible.expand(*visible.shape[:-2], size, keys).sum(-1)
-                chunks.append(count.expand(*self.shape[:2], size))
-            count = torch.cat(chunks, dim=-1)
-        return count.to(dtype).expand(self.shape)
+            return (until - since + 1).clamp(min=0)
+        seen = self.mask.broadcast_to((*self.mask.shape[:-1], last + 1))
+        before = pad(seen.cumsum(-1), (1, 0))
+        count = before[..., (until + 1).clamp(min=0)] - before[..., since.clamp(max=last + 1)]
+        count = count.clamp(min=0)
+        return count if count.ndim < 2 else count.squeeze(-2)
 
     def chunks(self) -> Iterator[slice]:
         """Yield slices of queries, at least one, of about `CHUNK_ELEMENTS` logits each."""

@@ -13,7 +13,6 @@ stack alone would leave most of the device idle. Logits are in base 2 throughout
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ import triton
 import triton.language as tl
 
 from sharpmax.rows import SMALLEST_BETA
+from sharpmax.torch.kernels.launch import Launcher, processors
 from sharpmax.torch.kernels.polynomial import polynomial_beta
 from sharpmax.torch.kernels.rounding import ceil_div, power_of_2
 from sharpmax.torch.kernels.tile import (
@@ -335,6 +335,10 @@ def _combine_kernel(
     tl.store(out + row * WIDTH + width, mean.to(out.dtype.element_ty), mask=width < WIDTH)
 
 
+_logits, _choose = Launcher(_logits_kernel), Launcher(_choose_kernel)
+_values, _combine = Launcher(_values_kernel), Launcher(_combine_kernel)
+
+
 def decode(
     scores: Scores,
     value: Tensor,
@@ -385,25 +389,22 @@ def decode(
 
     # Triton launches on the current device, which need not be the tensors'.
     with torch.cuda.device_of(query):
-        _logits_kernel[(stacks, splits)](
-            query,
-            key,
-            mask,
-            logits,
-            tile_tops,
-            masses,
-            sums,
-            *query.stride()[:3],
-            *key.stride()[:3],
-            *mask.stride(),
-            key_heads,
-            queries,
-            keys,
-            tiles,
-            share,
-            scores.window or 0,
-            scores.scale,
-            scores.softcap or 1.0,
+        _logits(
+            (stacks, splits),
+            (query, key, mask, logits, tile_tops, masses, sums),
+            (
+                *query.stride()[:3],
+                *key.stride()[:3],
+                *mask.stride(),
+                key_heads,
+                queries,
+                keys,
+                tiles,
+                share,
+                scores.window or 0,
+                scores.scale,
+                scores.softcap or 1.0,
+            ),
             GROUP=group,
             WIDTH=width,
             CAUSAL=scores.is_causal and queries > 1,
@@ -413,52 +414,33 @@ def decode(
             BLOCK_D=_at_least_16(width),
             **sizes,
         )
-        _choose_kernel[(total,)](
-            sums,
-            maximum,
-            lse,
-            entropy,
-            tops,
-            betas,
-            negligible,
-            splits,
-            lost,
-            share_of_lost,
-            **(NO_POLYNOMIAL if polynomial is None else polynomial),
+        chooses = NO_POLYNOMIAL if polynomial is None else polynomial
+        _choose(
+            (total, 1),
+            (sums, maximum, lse, entropy, tops, betas, negligible),
+            (splits, lost, share_of_lost, *(chooses[n] for n in ("threshold", "minimum", "end"))),
+            COEFFICIENTS=chooses["COEFFICIENTS"],
+            DEGREE=chooses["DEGREE"],
             POLYNOMIAL=polynomial is not None,
             BLOCK_S=MOST_SPLITS,
         )
         if polynomial is None:
             betas = choose(maximum, lse, entropy)
-        _values_kernel[(stacks, splits)](
-            value,
-            logits,
-            tile_tops,
-            masses,
-            tops,
-            betas,
-            negligible,
-            parts,
-            part_sums,
-            *value.stride()[:3],
-            key_heads,
-            rows,
-            keys,
-            tiles,
-            share,
-            share_of_lost,
+        _values(
+            (stacks, splits),
+            (value, logits, tile_tops, masses, tops, betas, negligible, parts, part_sums),
+            (*value.stride()[:3], key_heads, rows, keys, tiles, share, share_of_lost),
             WIDTH=value_width,
             BLOCK_D=_at_least_16(value_width),
             BLOCK_T=32,
             LOG2_BLOCK_N=sizes["BLOCK_N"].bit_length() - 1,
             **sizes,
         )
-        _combine_kernel[(total,)](
-            parts,
-            part_sums,
-            out,
-            splits,
-            value_width,
+        _combine(
+            (total, 1),
+            (parts, part_sums, out),
+            (splits,),
+            WIDTH=value_width,
             BLOCK_S=16,
             BLOCK_D=_at_least_16(value_width),
         )
@@ -487,14 +469,8 @@ def _most_splits(stacks: int, tiles: int, device: torch.device) -> int:
     """Return into how many splits each stack's tiles go to fill the device, but no more."""
     if device.type != "cuda":
         return min(INTERPRETED_SPLITS, tiles)
-    programs = PROGRAMS_PER_PROCESSOR * _processors(device)
+    programs = PROGRAMS_PER_PROCESSOR * processors(device)
     return min(max(1, programs // stacks), tiles, MOST_SPLITS)
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
 
 
 def _at_least_16(width: int) -> int:

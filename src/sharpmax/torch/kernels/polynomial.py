@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from sharpmax.policies import Fixed, Polynomial
+from sharpmax.torch.kernels.launch import Launcher
 from sharpmax.torch.kernels.rounding import ceil_div
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ def _polynomial_kernel(
     tl.store(slope + at, db, mask=at < rows)
 
 
+_polynomial = Launcher(_polynomial_kernel)
+
+
 def polynomial(
     entropy: Tensor, coefficients: list[float], threshold: float, minimum: float, end: float
 ) -> tuple[Tensor, Tensor]:
@@ -73,14 +77,10 @@ def polynomial(
     entropy = entropy.contiguous()
     beta, slope = torch.empty_like(entropy), torch.empty_like(entropy)
     rows = entropy.numel()
-    _polynomial_kernel[(ceil_div(rows, 1024),)](
-        entropy,
-        beta,
-        slope,
-        rows,
-        threshold,
-        minimum,
-        end,
+    _polynomial(
+        (ceil_div(rows, 1024), 1),
+        (entropy, beta, slope),
+        (rows, threshold, minimum, end),
         COEFFICIENTS=tuple(coefficients),
         DEGREE=len(coefficients) - 1,
         BLOCK=1024,

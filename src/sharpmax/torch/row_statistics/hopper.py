@@ -47,7 +47,15 @@ def row_statistics(scores: Scores) -> RowStatistics:
 
 
 def _has_kernels(device: torch.device) -> bool:
-    return HAS_TRITON and torch.cuda.get_device_capability(device)[0] == 9 and _has_gluon()
+    is_hopper = _is_hopper if torch.compiler.is_compiling() else _is_hopper_kept
+    return HAS_TRITON and is_hopper(device) and _has_gluon()
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+_is_hopper_kept = functools.cache(_is_hopper)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from sharpmax.torch.scores import Scores
@@ -18,6 +22,8 @@ FASTEST_FIRST = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+
+ORDER = [backend.value for backend in (*FASTEST_FIRST, SDPBackend.OVERRIDEABLE)]
 
 
 def refusal(
@@ -42,7 +48,7 @@ def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor 
         scale *= beta
     else:
         query = scores.sharper_query(beta)
-    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+    with _fastest_first(query.device):
         out: Tensor = scaled_dot_product_attention(
             query,
             scores.key,
@@ -52,3 +58,23 @@ def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor 
             enable_gqa=scores.query.shape[1] != scores.key.shape[1],
         )
     return out
+
+
+@contextmanager
+def _fastest_first(device: torch.device) -> Iterator[None]:
+    """Let PyTorch try its kernels in this order.
+
+    `sdpa_kernel` does it too, and takes longer than to launch a kernel.
+    """
+    if device.type != "cuda":
+        yield
+    elif torch.compiler.is_compiling():
+        with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+            yield
+    else:
+        before = torch._C._get_sdp_priority_order()
+        torch._C._set_sdp_priority_order(ORDER)
+        try:
+            yield
+        finally:
+            torch._C._set_sdp_priority_order(before)

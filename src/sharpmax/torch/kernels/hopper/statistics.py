@@ -34,6 +34,7 @@ from sharpmax.torch.kernels.hopper.stream import (
     row_item,
     tiles_of,
 )
+from sharpmax.torch.kernels.launch import Launcher
 from sharpmax.torch.kernels.rounding import ceil_div
 from sharpmax.torch.kernels.tile import FAR_BELOW, LN_2
 
@@ -183,6 +184,9 @@ def statistics_kernel(
     )
 
 
+_statistics = Launcher(statistics_kernel)
+
+
 def statistics(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
     """Return the maximum, the log-sum-exp and the entropy of every row."""
     maximum, lse, entropy = (
@@ -191,18 +195,13 @@ def statistics(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, queries = scores.shape
     planes = batch * heads
     items = planes * ceil_div(queries, TILE_ROWS)
-    statistics_kernel[programs(items, scores.query.device)](
-        tiles_of(scores.query, ROWS.value),
-        tiles_of(scores.key, TILE_COLUMNS),
-        maximum,
-        lse,
-        entropy,
-        planes,
-        heads,
-        queries,
-        scores.key.shape[2],
-        base_2(scores.scale),
-        2 * FAR_BELOW.value / base_2(scores.scale),  # what the scale makes of it is far below
+    scale = base_2(scores.scale)
+    below = 2 * FAR_BELOW.value / scale  # what the scale makes of it is far below
+    tiles = tiles_of(scores.query, ROWS.value), tiles_of(scores.key, TILE_COLUMNS)
+    _statistics(
+        programs(items, scores.query.device),
+        (*tiles, maximum, lse, entropy),
+        (planes, heads, queries, scores.key.shape[2], scale, below),
         GROUP=heads // scores.key.shape[1],
         CAUSAL=scores.is_causal,
         STAGES=STAGES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from sharpmax.torch.kernels.launch import processors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,9 +140,9 @@ def store_rows(out, values, plane, first, rows, width):
     gl.store(out + at, values.to(out.dtype.element_ty), mask=inside)
 
 
-def programs(items: int, device: torch.device) -> tuple[int]:
+def programs(items: int, device: torch.device) -> tuple[int, int]:
     """Return the grid: a program for each multiprocessor, or for each item where these are few."""
-    return (min(items, torch.cuda.get_device_properties(device).multi_processor_count),)
+    return min(items, processors(device)), 1
 
 
 def block_width(width: int) -> int:
@@ -161,8 +164,12 @@ def row_values(values: Tensor) -> TensorDescriptor:
 
 
 def _described(tensor: Tensor, shape: list[int]) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for(shape, GL_TYPES[tensor.dtype])
-    return TensorDescriptor.from_tensor(tensor, shape, layout)
+    return TensorDescriptor.from_tensor(tensor, shape, _layout(tensor.dtype, *shape))
+
+
+@functools.cache
+def _layout(dtype: torch.dtype, *shape: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(shape), GL_TYPES[dtype])
 
 
 def base_2(scale: float) -> float:

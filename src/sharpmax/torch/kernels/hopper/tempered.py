@@ -38,6 +38,7 @@ from sharpmax.torch.kernels.hopper.stream import (
     store_rows,
     tiles_of,
 )
+from sharpmax.torch.kernels.launch import Launcher
 from sharpmax.torch.kernels.rounding import ceil_div
 from sharpmax.torch.kernels.tile import LN_2, LOG2_E
 
@@ -166,6 +167,9 @@ def tempered_kernel(
     )
 
 
+_tempered = Launcher(tempered_kernel)
+
+
 def tempered(scores: Scores, value: Tensor, beta: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
     """Return softmax(β·logits)·value and the log-sum-exp of β·logits."""
     batch, heads, queries = scores.shape
@@ -174,20 +178,13 @@ def tempered(scores: Scores, value: Tensor, beta: Tensor, maximum: Tensor) -> tu
     lse = torch.empty(scores.shape, dtype=torch.float32, device=value.device)
     planes = batch * heads
     items = planes * ceil_div(queries, TILE_ROWS)
-    tempered_kernel[programs(items, value.device)](
-        tiles_of(scores.query, ROWS.value),
-        tiles_of(scores.key, TILE_COLUMNS),
-        tiles_of(value, TILE_COLUMNS),
-        maximum.contiguous(),
-        beta.to(torch.float32).contiguous(),
-        out,
-        lse,
-        planes,
-        heads,
-        queries,
-        scores.key.shape[2],
-        width,
-        base_2(scores.scale),
+    query = tiles_of(scores.query, ROWS.value)
+    key, values = (tiles_of(tensor, TILE_COLUMNS) for tensor in (scores.key, value))
+    rows = maximum.contiguous(), beta.to(torch.float32).contiguous()
+    _tempered(
+        programs(items, value.device),
+        (query, key, values, *rows, out, lse),
+        (planes, heads, queries, scores.key.shape[2], width, base_2(scores.scale)),
         GROUP=heads // scores.key.shape[1],
         CAUSAL=scores.is_causal,
         STAGES=STAGES,
