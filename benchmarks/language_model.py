@@ -1,9 +1,9 @@
 """The cost of a sharpened language model beside the same model with its own attention.
 
 On a GPU: reading 8,192 tokens, and writing one more after them, by SDPA and sharpened, in turn.
-The model has the shape of SmolLM2-135M and random weights, in bf16; what is timed does not
-depend on them. Writing is timed as transformers does it, one call after another from Python,
-and as a replayed graph, where launching costs nothing.
+The models have the shapes of SmolLM2-135M and -1.7B and random weights, in bf16; what is timed does
+not depend on them. Each is timed as transformers does it, one operation after another from Python,
+and as a replayed graph, where launching costs nothing: small models wait for Python.
 On a CPU: SmolLM2-135M itself reading, and `diagnose` measuring every head of it meanwhile.
 
     python benchmarks/language_model.py    writes benchmarks/results/<device>/language_model.csv
@@ -25,14 +25,22 @@ LENGTH = 8192
 CPU_ROUNDS = 3
 SPARE = 2048
 """Places in the static cache beyond the tokens: every replay fills one more."""
-SMOLLM2: dict[str, Any] = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": LENGTH + 64,
+TOKENS = 49152
+SHAPES: dict[str, dict[str, int]] = {
+    "smollm2-135m": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    },
+    "smollm2-1.7b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+    },
 }
 POLICIES = {
     "own sdpa": None,
@@ -44,6 +52,10 @@ POLICIES = {
 
 def reading(model: Any, tokens: torch.Tensor) -> Callable[[], object]:
     return lambda: model(tokens, use_cache=False, logits_to_keep=1)
+
+
+def reading_replayed(model: Any, tokens: torch.Tensor) -> Callable[[], object]:
+    return replay_of(reading(model, tokens))
 
 
 def writing(model: Any, tokens: torch.Tensor) -> Callable[[], object]:
@@ -58,15 +70,16 @@ def writing(model: Any, tokens: torch.Tensor) -> Callable[[], object]:
     return step
 
 
-def replayed(model: Any, tokens: torch.Tensor) -> Callable[[], object]:
-    """Return the replay of that step as one graph, over a static cache."""
+def writing_replayed(model: Any, tokens: torch.Tensor) -> Callable[[], object]:
+    """Return the replay of that step, over a static cache."""
     cache = StaticCache(config=model.config, max_cache_len=LENGTH + SPARE)
     model(tokens[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
     last, place = tokens[:, -1:], torch.tensor([[LENGTH - 1]], device=PLACE)
+    return replay_of(lambda: model(last, past_key_values=cache, use_cache=True, position_ids=place))
 
-    def step() -> object:
-        return model(last, past_key_values=cache, use_cache=True, position_ids=place)
 
+def replay_of(step: Callable[[], object]) -> Callable[[], object]:
+    """Return the replay of a step as one graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -84,22 +97,32 @@ def replayed(model: Any, tokens: torch.Tensor) -> Callable[[], object]:
 
 @torch.no_grad()
 def on_gpu() -> None:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("llama", **SMOLLM2)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    model = model.to(PLACE, torch.bfloat16).eval()
-    tokens = torch.randint(SMOLLM2["vocab_size"], (1, LENGTH), device=PLACE)
-    models = {name: copy.deepcopy(model) for name in POLICIES}
-    for name, policy in POLICIES.items():
-        if policy is not None:
-            sharpen(models[name], policy)
-    ways = {"reading": reading, "writing": writing, "writing, replayed": replayed}
+    ways = {
+        "reading": reading,
+        "reading, replayed": reading_replayed,
+        "writing": writing,
+        "writing, replayed": writing_replayed,
+    }
     rows = []
-    for what, make in ways.items():
-        calls = {name: make(models[name], tokens) for name in POLICIES}
-        times = in_turn(calls)
-        rows += [row(what, name, times[name], times["own sdpa"]) for name in calls]
-        keep("language_model", rows)
+    for shape, sizes in SHAPES.items():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(
+            "llama", vocab_size=TOKENS, max_position_embeddings=LENGTH + 64, **sizes
+        )
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation="sdpa", dtype=torch.bfloat16
+        )
+        model = model.to(PLACE).eval()
+        tokens = torch.randint(TOKENS, (1, LENGTH), device=PLACE)
+        models = {name: copy.deepcopy(model) for name in POLICIES}
+        for name, policy in POLICIES.items():
+            if policy is not None:
+                sharpen(models[name], policy)
+        for what, make in ways.items():
+            calls = {name: make(models[name], tokens) for name in POLICIES}
+            times = in_turn(calls)
+            rows += [row(shape, what, name, times[name], times["own sdpa"]) for name in calls]
+            keep("language_model", rows)
 
 
 @torch.no_grad()
@@ -120,16 +143,18 @@ def on_cpu() -> None:
             times[name].append(timed(call))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows = [
-        row("reading", name, times[name], times["own sdpa"]) | {"peak_mib": round(peak)}
+        row("smollm2-135m", "reading", name, times[name], times["own sdpa"])
+        | {"peak_mib": round(peak)}
         for name in calls
     ]
     keep("language_model", rows)
 
 
-def row(what: str, name: str, times: list[float], plain: list[float]) -> dict[str, Any]:
+def row(shape: str, what: str, name: str, times: list[float], plain: list[float]) -> dict[str, Any]:
     numbers = summary(times, plain)
-    print(what, name, numbers)
+    print(shape, what, name, numbers)
     return {
+        "model": shape,
         "what": what,
         "candidate": name,
         "tokens": LENGTH,

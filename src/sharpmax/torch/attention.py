@@ -112,7 +112,8 @@ def _sharpened(
     if not chooses_from_rows:
         return attend(scores, value, choose(policy, statistics), maximum), statistics
     if on_gpu and attention_rows.refusal(scores) is None:
-        return attend(scores, value, policy(AttentionRows(scores)), maximum), statistics
+        beta = choose(policy, AttentionRows(scores))
+        return attend(scores, value, beta, maximum), statistics
     return attend_choosing(scores, value, lambda rows, _: policy(rows)), statistics
 
 

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sharpmax.arrays import at_least
 from sharpmax.policies import Detached
 from sharpmax.policy import Policy
+from sharpmax.rows import SMALLEST_BETA
 from sharpmax.torch.row_statistics.triton import HAS_TRITON
 
 if TYPE_CHECKING:
-    from sharpmax.statistics import RowStatistics
+    from sharpmax.policy import Rows
 
 
-def choose(policy: Policy, statistics: RowStatistics) -> Tensor | float:
-    """Return the β that the policy chooses, a number or one for every row."""
+def choose(policy: Policy, statistics: Rows) -> Tensor | float:
+    """Return the β that the policy chooses, a number or one for every row, never 0 or below."""
     if isinstance(policy, Detached):
         beta = choose(policy.base, statistics.detached())
         return beta.detach() if isinstance(beta, Tensor) else beta
@@ -34,12 +36,12 @@ def choose(policy: Policy, statistics: RowStatistics) -> Tensor | float:
                 statistics.entropy,
                 list(settings["COEFFICIENTS"]),
                 settings["threshold"],
-                settings["minimum"],
+                max(settings["minimum"], SMALLEST_BETA),
                 settings["end"],
             )
             by_kernel: Tensor = beta
             return by_kernel
-    chosen: Tensor | float = policy(statistics)
+    chosen: Tensor | float = at_least(SMALLEST_BETA, policy(statistics))
     return chosen
 
 

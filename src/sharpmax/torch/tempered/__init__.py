@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from sharpmax.arrays import at_least
-from sharpmax.rows import SMALLEST_BETA
 from sharpmax.torch.tempered import chunked, hopper, sdpa, triton
 
 if TYPE_CHECKING:
@@ -46,10 +44,9 @@ def attend(
     Args:
         scores: How the logits are made.
         value: Of shape (batch, key heads, keys, value width).
-        beta: A number, or an array that broadcasts to the rows.
+        beta: A number above 0, or an array that broadcasts to the rows.
         maximum: The largest logit of every row, where known: it spares a kernel to find it.
     """
-    beta = at_least(SMALLEST_BETA, beta)
     if not isinstance(beta, int | float):
         beta = torch.as_tensor(beta, device=value.device)
         if not _broadcasts(beta.shape, scores.shape):
