@@ -14,6 +14,7 @@ from sharpmax.policies import (
     Fixed,
     Interpolated,
     LogLength,
+    LogLinear,
     Polynomial,
 )
 from sharpmax.policy import Policy
@@ -30,6 +31,7 @@ __all__ = [
     "Fixed",
     "Interpolated",
     "LogLength",
+    "LogLinear",
     "PerHead",
     "Policy",
     "Polynomial",

@@ -145,6 +145,43 @@ class LogLength(Policy):
 
 
 @dataclass(frozen=True)
+class LogLinear(Policy):
+    """β whose logarithm grows with that of the length, and with the entropy H if wanted.
+
+    ln β = offset + by_length·max(0, ln(n / reference_length)) + by_entropy·H, kept within
+    ±ln(most). Without `by_entropy` it costs no statistics. `calibrate` fits it head by head.
+    """
+
+    reference_length: Number
+    offset: Number = 0.0
+    by_length: Number = 0.0
+    by_entropy: Number | None = None
+    most: Number = 8.0
+
+    def __post_init__(self) -> None:
+        _require_numbers(self, "reference_length", above=0)
+        _require_numbers(self, "offset", "by_length")
+        _require_numbers(self, "most", above=1)
+        if self.by_entropy is not None:
+            _require_numbers(self, "by_entropy")
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The length, and the entropy where it counts."""
+        return frozenset({"length"} if self.by_entropy is None else {"length", "entropy"})
+
+    def __call__(self, rows: Rows) -> Array:
+        """Return β from the rows' length, and their entropy."""
+        growth = rows.length / self.reference_length
+        xp = namespace(growth)
+        log_beta = self.offset + self.by_length * xp.log(xp.where(growth > 1, growth, 1.0))
+        if self.by_entropy is not None:
+            log_beta = log_beta + self.by_entropy * rows.entropy
+        limit = xp.log(self.most) if is_array(self.most) else math.log(self.most)
+        return xp.exp(xp.clip(log_beta, -limit, limit))
+
+
+@dataclass(frozen=True)
 class EntropyCap(Policy):
     """The smallest β ≥ 1 that brings the row's entropy to at most `nats`.
 

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpmax.tasks.key_value import TEMPLATES, make_prompt
+from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES, is_for_tests, make_prompt
 
 
 class Letters:
     """A tokenizer of one letter a token, with a token before every text."""
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, list]:
+        if isinstance(text, list):
+            return {"input_ids": [self(part, add_special_tokens)["input_ids"] for part in text]}
         return {"input_ids": [1] * add_special_tokens + [ord(letter) for letter in text]}
 
 
@@ -66,3 +68,16 @@ def test_the_same_seed_gives_the_same_prompt():
 def test_no_room():
     with pytest.raises(ValueError, match="room for two lines and a question, got 100"):
         make_prompt(Letters(), TEMPLATES["code"], 100, Random(0))
+
+
+def test_what_is_fitted_and_what_is_tested_share_no_key_and_no_value():
+    for words in ("fit", "test"):
+        template = TEMPLATES["code"]
+        prompt = make_prompt(Letters(), template, 2000, Random(0), words=words)
+        pairs = [
+            line.removeprefix("The code for ").removesuffix(".").split(" is ")
+            for line in text(prompt.tokens).split("\n")[1:-1]
+        ]
+        assert len(pairs) > 20
+        assert {is_for_tests(word) for pair in pairs for word in pair} == {words == "test"}
+    assert set(HELD_OUT) < set(TEMPLATES)

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from sharpmax.hf.sharpen import context_of, require_fit, require_interface, sharpen
 from sharpmax.hf.texts import reading
-from sharpmax.tasks.key_value import TEMPLATES, retrieval
+from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES, retrieval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ class Plan:
         lengths: In tokens.
         text: To read; English prose if None.
         windows: How many parts of the text at each length; 0 to leave it out.
-        templates: Of the pairs to retrieve.
+        templates: Of the pairs to retrieve; by default those that `calibrate` never sees.
         depths: Where the line that is asked for stands.
         prompts: For each template, length and depth; 0 to leave retrieval out.
         tasks: Of lm_eval.
@@ -77,7 +77,7 @@ class Plan:
     lengths: Sequence[int] = (512, 1024, 2048)
     text: str | None = None
     windows: int = 4
-    templates: Sequence[str] = ("code", "magic number", "room")
+    templates: Sequence[str] = HELD_OUT
     depths: Sequence[float] = (0.0, 0.5, 1.0)
     prompts: int = 8
     tasks: Sequence[str] = ()
@@ -145,19 +145,19 @@ def text_losses(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     The logits over the vocabulary are made a few hundred tokens at a time, where the model's last
     layer is all that stands between them and the hidden states.
     """
-    if not _has_plain_head(model, tokens):
+    if not has_plain_head(model, tokens):
         logits = model(tokens[:, :-1], use_cache=False).logits.float()
         return _losses(logits, tokens[:, 1:])
     hidden = model.base_model(tokens, use_cache=False).last_hidden_state
     losses = []
     for start in range(0, tokens.shape[1] - 1, TOKENS_AT_ONCE):
         part = slice(start, min(start + TOKENS_AT_ONCE, tokens.shape[1] - 1))
-        logits = _logits(model, hidden[:, part])
+        logits = logits_of(model, hidden[:, part])
         losses.append(_losses(logits, tokens[:, part.start + 1 : part.stop + 1]))
     return torch.cat(losses, dim=1)
 
 
-def _logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Return the logits that the last layer, and a softcap where there is one, make of states."""
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits: Tensor = head(hidden).float()
@@ -170,10 +170,10 @@ def _losses(logits: Tensor, following: Tensor) -> Tensor:
     return loss.view(following.shape)
 
 
-def _has_plain_head(model: PreTrainedModel, tokens: Tensor) -> bool:
+def has_plain_head(model: PreTrainedModel, tokens: Tensor) -> bool:
     """Tell whether logits are the last layer of the hidden states: some models scale them."""
     few = tokens[:, :2]
-    ours = _logits(model, model.base_model(few, use_cache=False).last_hidden_state)
+    ours = logits_of(model, model.base_model(few, use_cache=False).last_hidden_state)
     theirs = model(few, use_cache=False).logits.float()
     return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2))
 

@@ -97,8 +97,8 @@ def _sharpened(
     on_gpu = scores.query.device.type == "cuda"
     reads_rows = return_statistics or not policy.reads <= {"length", "detached"}
     decodes = on_gpu and implementation is None and not chooses_from_rows
-    if not reads_rows and sdpa.refusal(scores, value, 1.0, None) is None:
-        decodes = False  # there is nothing to keep between two halves
+    if not reads_rows and scores.key.shape[2] < decode.LONG_CACHE:
+        decodes &= sdpa.refusal(scores, value, 1.0, None) is not None
     if decodes and not in_training(policy) and decode.refusal(scores, value) is None:
         return decode.decode(scores, value, policy, lost, return_statistics)
     maximum = None

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 LOST = 2.0**-9
 """The weight that may be left out by default, in units of the dtype's eps: 2⁻¹⁶ for bf16."""
 
+LONG_CACHE = 2**16
+"""Keys from which on values to skip pay for the logits that tell which, even where β needs none."""
+
 MOST_ROWS = {torch.float32: 16, torch.float16: 64, torch.bfloat16: 64}
 """The most rows that share their keys (queries times the heads to a key head), by dtype."""
 

@@ -4,7 +4,16 @@ A model that blurs at long contexts finds the line among few and loses it among 
 """
 
 from sharpmax.tasks.key_value.evaluate import Cell, retrieval
-from sharpmax.tasks.key_value.prompts import Prompt, make_prompt
-from sharpmax.tasks.key_value.templates import TEMPLATES, Template
+from sharpmax.tasks.key_value.prompts import Prompt, is_for_tests, make_prompt
+from sharpmax.tasks.key_value.templates import HELD_OUT, TEMPLATES, Template
 
-__all__ = ["TEMPLATES", "Cell", "Prompt", "Template", "make_prompt", "retrieval"]
+__all__ = [
+    "HELD_OUT",
+    "TEMPLATES",
+    "Cell",
+    "Prompt",
+    "Template",
+    "is_for_tests",
+    "make_prompt",
+    "retrieval",
+]

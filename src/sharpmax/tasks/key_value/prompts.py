@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from sharpmax.tasks.key_value.templates import Template
+
+Words = Literal["fit", "test"]
+TEST_SHARE = 4
+"""Of so many keys, and of so many values, one is for tests."""
+LINES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ def make_prompt(
     length: int,
     random: Random,
     depth: float | None = None,
+    words: Words = "test",
 ) -> Prompt:
     """Return a prompt that, with its answer, takes at most `length` tokens, and nearly so many.
 
@@ -45,25 +53,32 @@ def make_prompt(
         length: In tokens.
         random: Where keys and values come from.
         depth: Where the line that is asked for stands, from 0 to 1; at random if None.
+        words: Which keys and values there are: those of tests, or those to fit something to.
 
     Raises:
         ValueError: If not even two lines fit.
     """
 
-    def tokens(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    def tokens(*texts: str) -> list[list[int]]:
+        found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return found
 
-    new_key, new_value = _unlike(template.key, random), _unlike(template.value, random)
-    asked_key, asked_value = new_key(), new_value()
+    keys, values = _unlike(template.key, random, words), _unlike(template.value, random, words)
+    asked_key, asked_value = next(keys), next(values)
     gap = "" if template.question.endswith('"') else " "
-    answer = tokens(gap + asked_value)
-    question = tokens("\n" + template.question.format(key=asked_key))
-    opening = [*_special(tokenizer), *tokens(template.opening)]
-    asked = tokens("\n" + template.line.format(key=asked_key, value=asked_value))
+    answer, question, opening, asked = tokens(
+        gap + asked_value,
+        "\n" + template.question.format(key=asked_key),
+        template.opening,
+        "\n" + template.line.format(key=asked_key, value=asked_value),
+    )
+    opening = [*_special(tokenizer), *opening]
     room = length - len(opening) - len(question) - len(answer) - len(asked)
     lines: list[list[int]] = []
-    while True:
-        line = tokens("\n" + template.line.format(key=new_key(), value=new_value()))
+    for line in itertools.chain.from_iterable(
+        tokens(*(f"\n{template.line.format(key=next(keys), value=next(values))}" for _ in range(n)))
+        for n in itertools.repeat(LINES_AT_ONCE)
+    ):
         if len(line) > room:
             break
         lines.append(line)
@@ -76,20 +91,22 @@ def make_prompt(
     return Prompt(whole, answer, place / (len(lines) - 1), len(lines))
 
 
-def _unlike(kind: Callable[[Random], str], random: Random) -> Callable[[], str]:
-    """Return what makes words of a kind, each but once as long as there are others."""
+def is_for_tests(text: str) -> bool:
+    """Tell whether a key or a value is for tests, and not for fitting."""
+    return zlib.crc32(text.encode()) % TEST_SHARE == 0
+
+
+def _unlike(kind: Callable[[Random], str], random: Random, words: Words) -> Iterator[str]:
+    """Yield words of a kind, each but once as long as there are others."""
     made: set[str] = set()
-
-    def new() -> str:
+    tries = 0
+    while True:
         text = kind(random)
-        for _ in range(100):
-            if text not in made:
-                break
-            text = kind(random)
-        made.add(text)
-        return text
-
-    return new
+        tries += 1
+        if is_for_tests(text) == (words == "test") and (text not in made or tries > 100):
+            made.add(text)
+            tries = 0
+            yield text
 
 
 def _special(tokenizer: PreTrainedTokenizerBase) -> list[int]:

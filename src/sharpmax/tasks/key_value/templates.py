@@ -32,6 +32,12 @@ def plate(random: Random) -> str:
     return f"{letters}-{random.randrange(100, 1000)}"
 
 
+def date(random: Random) -> str:
+    """Return a day of a month of a year."""
+    months = ["January", "March", "April", "June", "July", "August", "October", "December"]
+    return f"{random.randrange(1, 31)} {random.choice(months)} {random.randrange(1930, 2010)}"
+
+
 PERSON = pair(NAMES, FAMILIES)
 THING = pair(COLOURS, THINGS)
 BEAST = pair(COLOURS, ANIMALS, "-")
@@ -134,6 +140,90 @@ TEMPLATES: dict[str, Template] = {
         pair(CITIES, CITIES, " via "),
         number(2),
     ),
+    "json": Template(
+        "The settings of the machine, as JSON:",
+        '"{key}": "{value}",',
+        'What is the setting "{key}"? "{key}": "',
+        pair(COLOURS, THINGS, "_"),
+        number(5),
+    ),
+    "arrow": Template(
+        "Look-up table",
+        "{key} -> {value}",
+        "Look up {key}. {key} ->",
+        number(6),
+        pair(COLOURS, ANIMALS),
+    ),
+    "table": Template(
+        "| name | balance |",
+        "| {key} | {value} |",
+        "The row of {key}, once more: | {key} |",
+        PERSON,
+        number(4),
+    ),
+    "birthday": Template(
+        "Dates of birth in our class.",
+        "{key} was born on the {value}.",
+        "When was {key} born? {key} was born on the",
+        PERSON,
+        date,
+    ),
+    "owner": Template(
+        "Lost and found: to whom everything belongs.",
+        "The {key} belongs to {value}.",
+        "Whose is the {key}? The {key} belongs to",
+        THING,
+        PERSON,
+    ),
+    "password": Template(
+        "Keep these secrets to yourself!",
+        "My secret word for {key} is {value}, by the way.",
+        "I have forgotten my secret word for {key}. My secret word for {key} is",
+        pair(CITIES, ANIMALS, "-"),
+        pair(COLOURS, THINGS, "."),
+    ),
+    "score": Template(
+        "The results of the tournament were as follows.",
+        "With {value} points, {key} went home.",
+        "With how many points did {key} go home? The points of {key}:",
+        PERSON,
+        number(3),
+    ),
+    "define": Template(
+        "Definitions for what follows.",
+        "Let {key} be {value};",
+        "What was {key} defined to be? Let {key} be",
+        pair(THINGS, ANIMALS, "_"),
+        number(5),
+    ),
+    "capital": Template(
+        "An atlas of a planet that nobody has seen:",
+        "The capital of {key} is {value}.",
+        "What is the capital of {key}? The capital of {key} is",
+        pair(NAMES, CITIES, ""),
+        pair(CITIES, NAMES, ""),
+    ),
+    "letter": Template(
+        "Dear friend, you asked what I gave to whom. Here is all of it.",
+        "To {key} I gave {value}.",
+        "And what did I give to {key}? To {key} I gave",
+        PERSON,
+        pair(["a", "the"], THINGS),
+    ),
+    "flight": Template(
+        "Arrivals today",
+        "Flight {key}: gate {value}",
+        "At which gate does flight {key} arrive? Flight {key}: gate",
+        plate,
+        number(3),
+    ),
+    "colour": Template(
+        "The painter wrote down the colour of each object.",
+        "{key}: painted {value}.",
+        "How did the painter paint the {key}? {key}: painted",
+        pair(ANIMALS, THINGS),
+        word(COLOURS),
+    ),
     "dictionary": Template(
         "A small dictionary of an invented language:",
         "{key} = {value}",
@@ -142,3 +232,6 @@ TEMPLATES: dict[str, Template] = {
         pair(NAMES, COLOURS, ""),
     ),
 }
+
+HELD_OUT = ("magic number", "room", "train", "dictionary")
+"""Templates that are for tests alone: nothing is fitted to them."""

@@ -1,0 +1,267 @@
+"""Fitting β head by head by gradient, through a model whose weights stay as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sharpmax.hf.calibrate.losses import Reader, answer_logits, answer_losses, divergence
+from sharpmax.hf.sharpen import layers_and_heads, sharpen
+from sharpmax.per_head import PerHead
+from sharpmax.policies import LogLinear
+from sharpmax.tasks.key_value import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from sharpmax.hf.calibrate.examples import Examples
+    from sharpmax.hf.calibrate.processes import Processes
+    from sharpmax.hf.calibrate.settings import Settings
+
+CHECKED_AT_ONCE = 8
+"""Sequences that are looked at together on a GPU, where no gradient is kept."""
+CHANGED = 0.02
+"""A head is changed if its β leaves 1 by more than about so much."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a policy does on what it was not fitted to.
+
+    Attributes:
+        retrieval: The share of answers that are right, every token of them.
+        answer_loss: The mean loss of their tokens, in nats.
+        text_loss: The mean loss of the text's tokens, in nats.
+        divergence: The mean divergence of the predictions on text from the original model's.
+    """
+
+    retrieval: float
+    answer_loss: float
+    text_loss: float
+    divergence: float
+
+    def objective(self, tie: float) -> float:
+        """Return what is made small."""
+        return self.answer_loss + tie * self.divergence
+
+
+class Fitting:
+    """The numbers of every head, and what makes them better step by step.
+
+    Attributes:
+        numbers: By the name of the setting of `LogLinear`, each of shape (layers, heads).
+        chosen: Which heads may differ from plain attention.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, examples: Examples, settings: Settings, processes: Processes
+    ) -> None:
+        self.model, self.examples, self.settings = model, examples, settings
+        self.processes = processes
+        self.reader = Reader(model)
+        shape, device = layers_and_heads(model), model.device
+        names = ["offset", "by_length", *(["by_entropy"] if settings.entropy else [])]
+        self.numbers = {name: torch.zeros(shape, device=device).requires_grad_() for name in names}
+        self.chosen = torch.ones(shape, dtype=torch.bool, device=device)
+        self.optimizer = torch.optim.Adam(self.numbers.values(), lr=settings.learning_rate)
+        self._prompts, self._texts = examples.checked_prompts(), examples.checked_texts()
+        self._original: list[Tensor] = []
+
+    def policy(self) -> PerHead:
+        """Return the policy as it is now, with plain numbers."""
+        with torch.no_grad():
+            numbers = {name: value.cpu().double().numpy() for name, value in self._masked().items()}
+        rounded = {name: value.round(5).tolist() for name, value in numbers.items()}
+        return PerHead(self._base(), rounded)
+
+    def changes(self) -> Tensor:
+        """Return the largest |ln β| of every head up to the length that is fitted to."""
+        numbers = {name: value.detach() for name, value in self._masked().items()}
+        return changes(numbers, self.settings)
+
+    def keep_heads(self, count: int) -> None:
+        """Leave only so many heads changed: those that are changed most."""
+        largest = self.changes().flatten().topk(min(count, self.chosen.numel())).indices
+        kept = torch.zeros_like(self.chosen.flatten())
+        kept[largest] = True
+        self.chosen &= kept.view_as(self.chosen)
+
+    def step(self, number: int, tie: float) -> None:
+        """Take one step of Adam on the batch of that number."""
+        settings, processes = self.settings, self.processes
+        batch = self.examples.batch(number)
+        every: list[Prompt | list[int]] = [*batch.prompts, *batch.texts]
+        mine = every[processes.rank :: processes.count]
+        self.optimizer.zero_grad(set_to_none=False)
+        with _frozen(self.model, settings.checkpointing):
+            for part in parts(mine, self._at_once()):
+                prompts = [item for item in part if isinstance(item, Prompt)]
+                texts = [item for item in part if not isinstance(item, Prompt)]
+                with torch.no_grad():
+                    original = self.reader.states(texts) if texts else None
+                with sharpen(self.model, PerHead(self._base(), self._masked())):
+                    self._loss(prompts, texts, original, tie).backward()  # type: ignore[no-untyped-call]
+        for value in self.numbers.values():
+            assert value.grad is not None
+            processes.add_up(value.grad)
+        self.optimizer.step()
+        with torch.no_grad():
+            for value in self.numbers.values():
+                value *= self.chosen
+
+    def check(self) -> Check:
+        """Look at prompts and texts that are not fitted to, under the policy as it is now."""
+        with torch.no_grad():
+            if not self._original:
+                self._original = [self.reader.states([text]).cpu() for text in self._texts]
+            with sharpen(self.model, PerHead(self._base(), self._masked())):
+                return self._checked()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that the fitting goes on from, as tensors by name."""
+        tensors = {f"numbers/{name}": value.detach() for name, value in self.numbers.items()}
+        for name, value in self.numbers.items():
+            for kind, moment in self.optimizer.state.get(value, {}).items():
+                tensors[f"adam/{kind}/{name}"] = moment
+        return tensors | {"chosen": self.chosen.to(torch.uint8)}
+
+    def resume(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from a saved state."""
+        with torch.no_grad():
+            self.chosen = tensors["chosen"].to(self.chosen)
+            for name, value in self.numbers.items():
+                value.copy_(tensors[f"numbers/{name}"])
+                moments = {
+                    kind: tensors[f"adam/{kind}/{name}"].clone()
+                    for kind in ("step", "exp_avg", "exp_avg_sq")
+                    if f"adam/{kind}/{name}" in tensors
+                }
+                self.optimizer.state.pop(value, None)
+                if moments:
+                    device = value.device
+                    self.optimizer.state[value] = {
+                        kind: moment if kind == "step" else moment.to(device)
+                        for kind, moment in moments.items()
+                    }
+
+    def _base(self) -> LogLinear:
+        settings = self.settings
+        entropy = 0.0 if settings.entropy else None
+        return LogLinear(settings.reference_length, by_entropy=entropy, most=settings.most)
+
+    def _masked(self) -> dict[str, Tensor]:
+        return {name: value * self.chosen for name, value in self.numbers.items()}
+
+    def _at_once(self) -> int:
+        if self.settings.at_once is not None:
+            return self.settings.at_once
+        everything = self.settings.prompts + self.settings.texts
+        return everything if self.model.device.type == "cuda" else 1
+
+    def _loss(
+        self,
+        prompts: list[Prompt],
+        texts: list[list[int]],
+        original: Tensor | None,
+        tie: float,
+    ) -> Tensor:
+        """Return this part's share of a step's loss."""
+        states = self.reader.states([*map(whole, prompts), *texts])
+        answers = answer_logits(self.reader, states[: len(prompts)], prompts)
+        losses = [loss / self.settings.prompts for loss in answer_losses(answers, prompts)]
+        if original is not None:
+            of_texts = states[len(prompts) :, : original.shape[1]]
+            share = len(texts) / self.settings.texts
+            losses.append(tie * share * divergence(self.reader, of_texts, original))
+        return torch.stack(losses).sum()
+
+    def _checked(self) -> Check:
+        at_once = CHECKED_AT_ONCE if self.model.device.type == "cuda" else 1
+        right, answers = 0, []
+        for prompts in parts(self._prompts, at_once):
+            logits = answer_logits(
+                self.reader, self.reader.states(list(map(whole, prompts))), prompts
+            )
+            answers += [loss.item() for loss in answer_losses(logits, prompts)]
+            for row, prompt in zip(logits, prompts, strict=True):
+                right += row.argmax(-1).tolist() == prompt.answer
+        losses, divergences = [], []
+        for text, original in zip(self._texts, self._original, strict=True):
+            states = self.reader.states([text])
+            divergences.append(divergence(self.reader, states, original.to(states)).item())
+            losses.append(self._text_loss(states[0], text))
+        return Check(
+            retrieval=right / len(self._prompts),
+            answer_loss=_mean(answers),
+            text_loss=_mean(losses),
+            divergence=_mean(divergences),
+        )
+
+    def _text_loss(self, states: Tensor, text: list[int]) -> float:
+        following = torch.tensor(text[1:], device=states.device)
+        total = 0.0
+        for part in parts(range(len(text) - 1), 512):
+            logits = self.reader.logits(states[part[0] : part[-1] + 1])
+            total += cross_entropy(
+                logits, following[part[0] : part[-1] + 1], reduction="sum"
+            ).item()
+        return total / (len(text) - 1)
+
+
+def changes(numbers: dict[str, Tensor], settings: Settings) -> Tensor:
+    """Return the largest |ln β| of every head, at the reference length or at the longest.
+
+    What depends on the entropy is counted as at 1 nat.
+    """
+    growth = math.log(max(1.0, settings.length / settings.reference_length))
+    short = numbers["offset"]
+    if "by_entropy" in numbers:
+        short = short + numbers["by_entropy"]
+    return torch.maximum(short.abs(), (short + numbers["by_length"] * growth).abs())
+
+
+def whole(prompt: Prompt) -> list[int]:
+    """Return a prompt with its answer."""
+    return [*prompt.tokens, *prompt.answer]
+
+
+def parts(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
+    """Yield the items, so many at a time."""
+    for start in range(0, len(items), size):
+        yield list(items[start : start + size])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+@contextmanager
+def _frozen(model: PreTrainedModel, checkpointing: bool) -> Iterator[None]:
+    """Let gradients flow through the model, but to none of its weights."""
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    was_training = model.training
+    for parameter in wanted:
+        parameter.requires_grad_(False)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()  # checkpoints are made in training alone, in which nothing may be dropped
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.eval()
+    try:
+        yield
+    finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+        if checkpointing:
+            model.gradient_checkpointing_disable()  # type: ignore[no-untyped-call]
+            model.train(was_training)
