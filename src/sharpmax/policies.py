@@ -146,37 +146,51 @@ class LogLength(Policy):
 
 @dataclass(frozen=True)
 class LogLinear(Policy):
-    """β whose logarithm grows with that of the length, and with the entropy H if wanted.
+    """β whose logarithm is linear in that of the length, and in what the entropy is out of a band.
 
-    ln β = offset + by_length·max(0, ln(n / reference_length)) + by_entropy·H, kept within
-    ±ln(most). Without `by_entropy` it costs no statistics. `calibrate` fits it head by head.
+    ln β = offset + by_length·max(0, ln(n / reference_length))
+           + below·max(0, low − E) + above·max(0, E − high),    E = H − drift·ln n,
+
+    kept within ±ln(most). The band from `low` to `high` is meant to hold the entropies that a head
+    has on ordinary text, `drift` being how they grow with the length there: what happens in it
+    every day stays as it is. Without a band, β reads the length alone and costs no statistics.
+    `calibrate` fits this policy head by head.
     """
 
     reference_length: Number
     offset: Number = 0.0
     by_length: Number = 0.0
-    by_entropy: Number | None = None
     most: Number = 8.0
+    low: Number | None = None
+    high: Number | None = None
+    drift: Number = 0.0
+    below: Number = 0.0
+    above: Number = 0.0
 
     def __post_init__(self) -> None:
         _require_numbers(self, "reference_length", above=0)
-        _require_numbers(self, "offset", "by_length")
+        _require_numbers(self, "offset", "by_length", "drift", "below", "above")
         _require_numbers(self, "most", above=1)
-        if self.by_entropy is not None:
-            _require_numbers(self, "by_entropy")
+        if (self.low is None) != (self.high is None):
+            raise ValueError("low and high make a band together: give both, or neither")
+        if self.low is not None:
+            _require_numbers(self, "low", "high")
 
     @property
     def reads(self) -> frozenset[str]:
-        """The length, and the entropy where it counts."""
-        return frozenset({"length"} if self.by_entropy is None else {"length", "entropy"})
+        """The length, and the entropy where there is a band."""
+        return frozenset({"length"} if self.low is None else {"length", "entropy"})
 
     def __call__(self, rows: Rows) -> Array:
         """Return β from the rows' length, and their entropy."""
-        growth = rows.length / self.reference_length
+        length = rows.length
+        growth = length / self.reference_length
         xp = namespace(growth)
         log_beta = self.offset + self.by_length * xp.log(xp.where(growth > 1, growth, 1.0))
-        if self.by_entropy is not None:
-            log_beta = log_beta + self.by_entropy * rows.entropy
+        if self.low is not None:
+            entropy = rows.entropy - self.drift * xp.log(xp.where(length > 1, length, 1.0))
+            log_beta = log_beta + self.below * xp.clip(self.low - entropy, min=0.0)
+            log_beta = log_beta + self.above * xp.clip(entropy - self.high, min=0.0)
         limit = xp.log(self.most) if is_array(self.most) else math.log(self.most)
         return xp.exp(xp.clip(log_beta, -limit, limit))
 

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Protocol
 
 from sharpmax.arrays import Array, is_array
 
+ABOUT = "about"
+"""Under which name a policy's file tells what is no setting of the policy."""
 POLICY_FILE = "sharpmax.json"
 """The name of the policy in a folder: that of a model, say."""
 
@@ -110,9 +112,15 @@ class Policy(ABC):
         except TypeError as error:
             raise ValueError(f"{kind} cannot be made from {settings}: {error}") from None
 
-    def save(self, path: str | Path) -> None:
-        """Write the policy to a JSON file; into a folder, as `sharpmax.json`."""
-        text = json.dumps(self.to_dict(), indent=2) + "\n"
+    def save(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
+        """Write the policy to a JSON file; into a folder, as `sharpmax.json`.
+
+        Args:
+            path: Of the file or the folder.
+            about: What else to tell a reader of the file: where the policy comes from, and so on.
+        """
+        data = self.to_dict() | ({} if about is None else {ABOUT: _to_plain(about)})
+        text = json.dumps(data, indent=2) + "\n"
         _policy_file(path).write_text(text, encoding="utf-8")
 
     @staticmethod
@@ -127,6 +135,7 @@ class Policy(ABC):
             data = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(data, dict):
                 raise ValueError("it holds no JSON object")
+            data.pop(ABOUT, None)
             return Policy.from_dict(data)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a policy file: {error}") from None

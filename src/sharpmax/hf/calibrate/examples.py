@@ -12,8 +12,6 @@ from sharpmax.hf.texts import prose
 from sharpmax.tasks.key_value import TEMPLATES, Prompt, make_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import PreTrainedTokenizerBase
 
     from sharpmax.hf.calibrate.settings import Settings
@@ -89,11 +87,19 @@ class Examples:
         ]
 
     def checked_texts(self) -> list[list[int]]:
-        """Return the windows of text to look at, as far apart as can be."""
+        """Return the windows of text to look at."""
+        return self._windows(self._checked)
+
+    def fitted_texts(self) -> list[list[int]]:
+        """Return as many windows of the text that is fitted to."""
+        return self._windows(self._fitted)
+
+    def _windows(self, tokens: list[int]) -> list[list[int]]:
+        """Return windows as far apart as can be."""
         length, count = self.settings.length, self.settings.check_texts
-        last = len(self._checked) - length
-        begins: Sequence[int] = [round(last * i / max(1, count - 1)) for i in range(count)]
-        return [[*self._start, *self._checked[b + 1 : b + length]] for b in begins]
+        last = len(tokens) - length
+        begins = [round(last * i / max(1, count - 1)) for i in range(count)]
+        return [[*self._start, *tokens[begin + 1 : begin + length]] for begin in begins]
 
     def _prompt(self, name: str, length: int, random: Random, words: str) -> Prompt:
         template = TEMPLATES[name]

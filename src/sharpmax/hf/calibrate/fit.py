@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from sharpmax.hf.calibrate.entropies import text_entropies
 from sharpmax.hf.calibrate.losses import Reader, answer_logits, answer_losses, divergence
 from sharpmax.hf.sharpen import layers_and_heads, sharpen
 from sharpmax.per_head import PerHead
@@ -21,7 +22,7 @@ from sharpmax.tasks.key_value import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from sharpmax.hf.calibrate.examples import Examples
+    from sharpmax.hf.calibrate.examples import Batch, Examples
     from sharpmax.hf.calibrate.processes import Processes
     from sharpmax.hf.calibrate.settings import Settings
 
@@ -69,10 +70,14 @@ class Fitting:
         self.processes = processes
         self.reader = Reader(model)
         shape, device = layers_and_heads(model), model.device
-        names = ["offset", "by_length", *(["by_entropy"] if settings.entropy else [])]
+        names = ["offset", "by_length", *(["below", "above"] if settings.entropy else [])]
         self.numbers = {name: torch.zeros(shape, device=device).requires_grad_() for name in names}
         self.chosen = torch.ones(shape, dtype=torch.bool, device=device)
         self.optimizer = torch.optim.Adam(self.numbers.values(), lr=settings.learning_rate)
+        self._band: dict[str, Tensor] = {}
+        if settings.entropy:
+            band = text_entropies(self.reader, examples.fitted_texts()).band(settings.band)
+            self._band = {name: value.float().to(device) for name, value in band.items()}
         self._prompts, self._texts = examples.checked_prompts(), examples.checked_texts()
         self._original: list[Tensor] = []
 
@@ -95,10 +100,9 @@ class Fitting:
         kept[largest] = True
         self.chosen &= kept.view_as(self.chosen)
 
-    def step(self, number: int, tie: float) -> None:
-        """Take one step of Adam on the batch of that number."""
+    def step(self, batch: Batch, tie: float) -> None:
+        """Take one step of Adam."""
         settings, processes = self.settings, self.processes
-        batch = self.examples.batch(number)
         every: list[Prompt | list[int]] = [*batch.prompts, *batch.texts]
         mine = every[processes.rank :: processes.count]
         self.optimizer.zero_grad(set_to_none=False)
@@ -155,11 +159,12 @@ class Fitting:
 
     def _base(self) -> LogLinear:
         settings = self.settings
-        entropy = 0.0 if settings.entropy else None
-        return LogLinear(settings.reference_length, by_entropy=entropy, most=settings.most)
+        edge = 0.0 if settings.entropy else None
+        return LogLinear(settings.reference_length, most=settings.most, low=edge, high=edge)
 
     def _masked(self) -> dict[str, Tensor]:
-        return {name: value * self.chosen for name, value in self.numbers.items()}
+        """Return the settings of every head; those that are not chosen have a β of 1."""
+        return {name: value * self.chosen for name, value in self.numbers.items()} | self._band
 
     def _at_once(self) -> int:
         if self.settings.at_once is not None:
@@ -220,13 +225,15 @@ class Fitting:
 def changes(numbers: dict[str, Tensor], settings: Settings) -> Tensor:
     """Return the largest |ln β| of every head, at the reference length or at the longest.
 
-    What depends on the entropy is counted as at 1 nat.
+    What depends on the entropy is counted as 1 nat out of the band.
     """
     growth = math.log(max(1.0, settings.length / settings.reference_length))
     short = numbers["offset"]
-    if "by_entropy" in numbers:
-        short = short + numbers["by_entropy"]
-    return torch.maximum(short.abs(), (short + numbers["by_length"] * growth).abs())
+    largest = torch.maximum(short.abs(), (short + numbers["by_length"] * growth).abs())
+    for name in ("below", "above"):
+        if name in numbers:
+            largest = torch.maximum(largest, numbers[name].abs())
+    return largest
 
 
 def whole(prompt: Prompt) -> list[int]:

@@ -19,10 +19,13 @@ class Settings:
         shortest: Of the shortest prompts.
         reference_length: Up to which β does not change with the length.
         ties: How strongly the predictions on text are tied to the original model's, one strength
-            after another, the strongest first: the weights of their divergence in the loss.
-        steps: At each of them, at most.
+            after another: the weights of their divergence in the loss. A loose tie finds what
+            helps, and tighter ones take away of it what text must pay for.
+        steps: At each of them, at most, and twice as many at the first.
         heads: After that, how many heads may stay changed, fewer and fewer.
-        entropy: Whether β depends on the entropy too, which makes attention read its rows twice.
+        entropy: Whether β depends on the entropy too, where it leaves the band that a head has on
+            text. Attention then reads its keys twice.
+        band: The share of the rows of text that this band holds.
         most: The largest β, and the largest 1/β.
         prompts: In a step.
         texts: In a step.
@@ -43,10 +46,11 @@ class Settings:
     length: int = 2048
     shortest: int = 256
     reference_length: int = 256
-    ties: tuple[float, ...] = (64.0, 32.0, 16.0, 8.0)
-    steps: int = 100
+    ties: tuple[float, ...] = (8.0, 16.0, 32.0, 64.0)
+    steps: int = 50
     heads: tuple[int, ...] = (64, 32, 16, 8)
-    entropy: bool = False
+    entropy: bool = True
+    band: float = 0.8
     most: float = 8.0
     prompts: int = 6
     texts: int = 2
@@ -85,6 +89,8 @@ class Settings:
             raise ValueError(f"max_text_loss must be at least 0, got {self.max_text_loss}")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if not 0 <= self.band < 1:
+            raise ValueError(f"band must be at least 0 and below 1, got {self.band}")
         if not self.most > 1:
             raise ValueError(f"most must be above 1, got {self.most}")
         for name in (*self.templates, *self.checked):

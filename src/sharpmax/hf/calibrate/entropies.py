@@ -1,0 +1,101 @@
+"""What entropies every head has on ordinary text, and how they grow with the length there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sharpmax.hf.request import Request
+from sharpmax.hf.sharpen import (
+    Sharpened,
+    attention_by,
+    layer_of,
+    layers_and_heads,
+    places_of,
+)
+from sharpmax.policies import Fixed
+from sharpmax.torch.row_statistics import IMPLEMENTATIONS, chosen
+
+if TYPE_CHECKING:
+    from sharpmax.hf.calibrate.losses import Reader
+
+EVERY = 4
+"""Of so many rows, one is listened to."""
+SHORTEST = 64
+"""Rows of fewer keys have nothing to blur."""
+
+
+@dataclass(frozen=True)
+class Entropies:
+    """Entropies of rows that a model has read; layers without attention have none.
+
+    Attributes:
+        values: In nats, by layer and head: (layers, heads, rows).
+        lengths: How many keys each of these rows saw: (layers, rows).
+    """
+
+    values: Tensor
+    lengths: Tensor
+
+    def quantile(self, share: float, up_to: int) -> Tensor:
+        """Return the entropy that a share of the rows of up to so many keys stays below."""
+        return torch.stack(
+            [
+                values[:, lengths <= up_to].quantile(share, dim=-1)
+                for values, lengths in zip(self.values, self.lengths, strict=True)
+            ]
+        )
+
+    def band(self, share: float) -> dict[str, Tensor]:
+        """Return the drift of every head, and the band that holds a share of its rows.
+
+        The drift is the slope of the entropy over ln n, by least squares.
+        """
+        logs = self.lengths.log()[:, None]
+        centred = logs - logs.mean(-1, keepdim=True)
+        variance = centred.square().mean(-1)
+        slope = (centred * self.values).mean(-1) / variance.clamp(min=1e-6)
+        drift = torch.where(variance > 1e-6, slope, 0.0)
+        rest = self.values - drift[..., None] * logs
+        edges = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=rest.dtype)
+        low, high = rest.quantile(edges, dim=-1)
+        return {"low": low, "high": high, "drift": drift}
+
+
+@torch.no_grad()
+def text_entropies(reader: Reader, texts: list[list[int]]) -> Entropies:
+    """Let a model read texts, and listen to its rows."""
+    model = reader.model
+    layers, heads = layers_and_heads(model)
+    places, plain = places_of(model), attention_by(model, Fixed(1.0))
+    heard: list[list[Tensor]] = [[] for _ in range(layers)]
+    seen: list[list[Tensor]] = [[] for _ in range(layers)]
+
+    def listening(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **asked: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        known = {name: asked[name] for name in asked if name not in ("dropout",)}
+        scores = Request.of(module, query, key, value, attention_mask, **known).scores()
+        rows = IMPLEMENTATIONS[chosen(scores)].row_statistics(scores)
+        layer = layer_of(module, places)
+        wanted = slice(SHORTEST - 1, None, EVERY)
+        heard[layer].append(rows.entropy[0, :, wanted].double().cpu())
+        seen[layer].append(rows.length[0, 0, wanted].double().cpu())
+        return plain(module, query, key, value, attention_mask, **asked)
+
+    with Sharpened(model, listening):
+        for text in texts:
+            reader.states([text])
+    count = max(sum(part.shape[-1] for part in parts) for parts in heard)
+    silent = torch.zeros(heads, count, dtype=torch.float64)
+    values = [torch.cat(parts, -1) if parts else silent for parts in heard]
+    lengths = [torch.cat(parts, -1) if parts else silent[0] + 1 for parts in seen]
+    return Entropies(torch.stack(values), torch.stack(lengths))

@@ -1,0 +1,302 @@
+"""A whole calibration: looser and tighter ties, then fewer heads, and which of all to keep.
+
+Everything that was found lies in a folder, and a run that was stopped goes on from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import sharpmax
+from sharpmax.hf.calibrate.examples import Examples
+from sharpmax.hf.calibrate.fit import CHANGED, Check, Fitting
+from sharpmax.hf.calibrate.processes import Processes
+from sharpmax.hf.calibrate.settings import Settings
+from sharpmax.hf.sharpen import context_of, layers_and_heads, require_interface
+from sharpmax.hf.table import write_csv
+from sharpmax.policy import POLICY_FILE, Policy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+STATE, TENSORS, POINTS = "state.json", "state.safetensors", "points.csv"
+
+Tell = Callable[[str, int], None]
+"""Told what is done, and how many steps are done with, those that were not needed among them."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best policy of one strength, or of one number of heads, on what it was not fitted to.
+
+    Attributes:
+        name: Of the policy, and of its file.
+        tie: How strongly text was tied.
+        heads: How many heads are changed.
+        steps: How many steps it took from the beginning.
+        retrieval: The share of answers that are right.
+        answer_loss: The mean loss of their tokens, in nats.
+        text_loss: The mean loss of text, in nats a token.
+        divergence: From the original model's predictions, in nats a token.
+        text_cost: The loss of text over the original model's, as a share.
+    """
+
+    name: str
+    tie: float
+    heads: int
+    steps: int
+    retrieval: float
+    answer_loss: float
+    text_loss: float
+    divergence: float
+    text_cost: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a calibration has found.
+
+    Attributes:
+        plain: The original model.
+        points: The policies along the way.
+        kept: The one that retrieves most within the text that it may cost, or None if none is
+            better than the original model.
+        policies: Of all points, by name.
+    """
+
+    plain: Check
+    points: list[Point]
+    kept: Point | None
+    policies: dict[str, Policy]
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy that is kept."""
+        return None if self.kept is None else self.policies[self.kept.name]
+
+
+def calibrate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Settings | None = None,
+    *,
+    text: str | None = None,
+    folder: str | Path | None = None,
+    name: str = "model",
+    tell: Tell = lambda _, __: None,
+) -> Calibration:
+    """Fit a policy by head that makes a model find things, its weights untouched.
+
+    Args:
+        model: A causal language model.
+        tokenizer: Its tokenizer.
+        settings: What to fit, to what, and for how long.
+        text: On which the model's predictions are to stay as they are; English prose if None.
+        folder: Where to keep everything, and to go on from if it was begun there.
+        name: Of the model, for the policy's file.
+        tell: Told after every step.
+
+    Raises:
+        ValueError: If the model, the text or the folder does not fit.
+    """
+    require_interface(model)
+    settings = Settings() if settings is None else settings
+    if settings.length > context_of(model):
+        raise ValueError(
+            f"length must be within the model's context of {context_of(model):,} tokens, "
+            f"got {settings.length:,}"
+        )
+    processes = Processes.here()
+    examples = Examples(tokenizer, settings, text)
+    kept = _Folder(folder, model, name, settings, processes)
+    fitting = Fitting(model, examples, settings, processes)
+    return _Study(fitting, settings, kept, tell).run()
+
+
+def total_steps(settings: Settings) -> int:
+    """Return how many steps a calibration takes at most."""
+    return settings.steps * (len(settings.ties) + 1 + len(settings.heads))
+
+
+class _Study:
+    """The stages one after another, each from where the last was best."""
+
+    def __init__(self, fitting: Fitting, settings: Settings, folder: _Folder, tell: Tell) -> None:
+        self.fitting, self.settings, self.folder, self.tell = fitting, settings, folder, tell
+        self.plain = fitting.processes.first(fitting.check())
+        self.points: list[Point] = []
+        self.policies: dict[str, Policy] = {}
+        self.states: dict[str, dict[str, Tensor]] = {}
+        self.step = 0
+        folder.resume(self)
+
+    def run(self) -> Calibration:
+        settings = self.settings
+        for number, tie in enumerate(settings.ties):
+            self._stage(f"tie {tie:g}", tie, settings.steps * (1 if number else 2))
+        start = self.best(self.points[: len(settings.ties)]) or self.points[len(settings.ties) - 1]
+        for count in settings.heads:
+            name = f"{count} heads"
+            if name not in self.policies:
+                self.fitting.resume(self.states[start.name])
+                self.fitting.keep_heads(count)
+            self._stage(name, start.tie, settings.steps)
+            start = dataclasses.replace(start, name=name)
+        found = Calibration(self.plain, self.points, self.best(self.points), self.policies)
+        self.folder.finish(found)
+        return found
+
+    def best(self, points: list[Point]) -> Point | None:
+        """Return the point that retrieves most within the cost, if it retrieves more than plain."""
+        within = [
+            point
+            for point in points
+            if point.text_cost <= self.settings.max_text_loss
+            and point.retrieval > self.plain.retrieval
+        ]
+        return max(within, key=lambda p: (p.retrieval, -p.answer_loss), default=None)
+
+    def _stage(self, name: str, tie: float, steps: int) -> None:
+        """Fit for some steps, and keep the best of the looks at what is not fitted to."""
+        before = self.step
+        if name in self.policies:  # done before the run was stopped
+            self.fitting.resume(self.states[name])
+            return
+        best: tuple[Check, dict[str, Tensor], int] | None = None
+        disappointments = 0
+        with ThreadPoolExecutor(1) as ahead:
+            batch = ahead.submit(self.fitting.examples.batch, self.step)
+            while self.step < before + steps and disappointments < self.settings.patience:
+                following = ahead.submit(self.fitting.examples.batch, self.step + 1)
+                self.fitting.step(batch.result(), tie)
+                batch = following
+                self.step += 1
+                self.tell(name, 1)
+                if (self.step - before) % self.settings.check_every and self.step < before + steps:
+                    continue
+                check = self.fitting.processes.first(self.fitting.check())
+                if best is None or check.objective(tie) < best[0].objective(tie):
+                    best, disappointments = (check, self._state(), self.step), 0
+                else:
+                    disappointments += 1
+        self.tell(name, before + steps - self.step)
+        assert best is not None
+        check, state, found_at = best
+        self.fitting.resume(state)
+        point = Point(
+            name=name,
+            tie=tie,
+            heads=int((self.fitting.changes() > CHANGED).sum()),
+            steps=found_at,
+            **asdict(check),
+            text_cost=check.text_loss / self.plain.text_loss - 1,
+        )
+        self.points.append(point)
+        self.policies[name], self.states[name] = self.fitting.policy(), state
+        self.folder.keep(self)
+
+    def _state(self) -> dict[str, Tensor]:
+        return {name: tensor.cpu().clone() for name, tensor in self.fitting.state().items()}
+
+
+class _Folder:
+    """Where a calibration keeps what it has found after every stage; nowhere if there is none."""
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        model: PreTrainedModel,
+        name: str,
+        settings: Settings,
+        processes: Processes,
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self._writes = processes.is_first
+        layers, heads = layers_and_heads(model)
+        self._about: dict[str, Any] = {
+            "model": name,
+            "layers": layers,
+            "heads": heads,
+            "settings": json.loads(json.dumps(asdict(settings))),
+        }
+
+    def resume(self, study: _Study) -> None:
+        """Take up what was found before."""
+        if self.path is None or not (self.path / STATE).is_file():
+            return
+        try:
+            saved = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+            tensors = load_file(self.path / TENSORS)
+            about, points = saved["about"], [Point(**point) for point in saved["points"]]
+            policies = {n: Policy.from_dict(data) for n, data in saved["policies"].items()}
+            step = int(saved["step"])
+        except Exception as error:  # whatever lies in a file that was damaged
+            raise ValueError(
+                f"{self.path / STATE} cannot be read ({error}): remove the folder to begin anew"
+            ) from None
+        if about != self._about:
+            raise ValueError(
+                f"{self.path} holds a calibration with other settings or of another model: "
+                "choose another folder"
+            )
+        study.points, study.policies, study.step = points, policies, step
+        for name, tensor in tensors.items():
+            stage, _, key = name.partition("::")
+            study.states.setdefault(stage, {})[key] = tensor
+
+    def keep(self, study: _Study) -> None:
+        """Write everything that was found so far; the old is replaced when the new is whole."""
+        if self.path is None or not self._writes:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            f"{stage}::{name}": tensor.contiguous()
+            for stage, state in study.states.items()
+            for name, tensor in state.items()
+        }
+        fresh = self.path / f"{TENSORS}.new"
+        save_file(tensors, fresh)
+        os.replace(fresh, self.path / TENSORS)
+        saved = {
+            "about": self._about,
+            "step": study.step,
+            "points": [asdict(point) for point in study.points],
+            "policies": {name: policy.to_dict() for name, policy in study.policies.items()},
+        }
+        fresh = self.path / f"{STATE}.new"
+        fresh.write_text(json.dumps(saved), encoding="utf-8")
+        os.replace(fresh, self.path / STATE)
+        write_csv(self.path / POINTS, Point, study.points)
+
+    def finish(self, found: Calibration) -> None:
+        """Write every point's policy, and the one that is kept as the folder's own."""
+        if self.path is None or not self._writes:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        for point in found.points:
+            about = self._about_point(found, point)
+            found.policies[point.name].save(self.path / f"{file_name(point.name)}.json", about)
+        if found.kept is not None:
+            about = self._about_point(found, found.kept)
+            found.policies[found.kept.name].save(self.path / POLICY_FILE, about)
+
+    def _about_point(self, found: Calibration, point: Point) -> dict[str, Any]:
+        versions = {"sharpmax": sharpmax.__version__, "torch": torch.__version__}
+        figures = {"plain": asdict(found.plain), "point": asdict(point)}
+        return {**self._about, "figures": figures, "versions": versions}
+
+
+def file_name(point: str) -> str:
+    """Return what a point's policy is called as a file."""
+    return point.replace(" ", "-")
