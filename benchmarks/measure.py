@@ -78,6 +78,14 @@ def summary(times: list[float], yardstick: list[float]) -> dict[str, float]:
     }
 
 
+def device_ms(call: Callable[[], object]) -> float:
+    """Return how long the kernels of a call take by themselves, on a GPU."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e3
+
+
 def peak_bytes(call: Callable[[], object]) -> int:
     """Return how far a call raises the peak of allocated (CPU: resident) memory."""
     if CUDA:

@@ -100,8 +100,8 @@ class Fitting:
         kept[largest] = True
         self.chosen &= kept.view_as(self.chosen)
 
-    def step(self, batch: Batch, tie: float) -> None:
-        """Take one step of Adam."""
+    def step(self, batch: Batch, tie: float, rate: float = 1.0) -> None:
+        """Take one step of Adam, at a share of its learning rate."""
         settings, processes = self.settings, self.processes
         every: list[Prompt | list[int]] = [*batch.prompts, *batch.texts]
         mine = every[processes.rank :: processes.count]
@@ -117,6 +117,8 @@ class Fitting:
         for value in self.numbers.values():
             assert value.grad is not None
             processes.add_up(value.grad)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * settings.learning_rate
         self.optimizer.step()
         with torch.no_grad():
             for value in self.numbers.values():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+SLOWEST = 0.05
+"""The share of the learning rate that a stage ends with."""
 STATE, TENSORS, POINTS = "state.json", "state.safetensors", "points.csv"
 
 Tell = Callable[[str, int], None]
@@ -179,7 +182,7 @@ class _Study:
             batch = ahead.submit(self.fitting.examples.batch, self.step)
             while self.step < before + steps and disappointments < self.settings.patience:
                 following = ahead.submit(self.fitting.examples.batch, self.step + 1)
-                self.fitting.step(batch.result(), tie)
+                self.fitting.step(batch.result(), tie, rate((self.step - before) / steps))
                 batch = following
                 self.step += 1
                 self.tell(name, 1)
@@ -295,6 +298,11 @@ class _Folder:
         versions = {"sharpmax": sharpmax.__version__, "torch": torch.__version__}
         figures = {"plain": asdict(found.plain), "point": asdict(point)}
         return {**self._about, "figures": figures, "versions": versions}
+
+
+def rate(done: float) -> float:
+    """Return the share of the learning rate at a share of a stage's steps: a cosine."""
+    return SLOWEST + (1 - SLOWEST) * (1 + math.cos(math.pi * done)) / 2
 
 
 def file_name(point: str) -> str:
