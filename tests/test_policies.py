@@ -19,6 +19,7 @@ from sharpmax import (
     Fixed,
     Interpolated,
     LogLength,
+    LogLinear,
     PerHead,
     Policy,
     Polynomial,
@@ -33,6 +34,8 @@ POLICIES = [
     PAPER,
     HELD,
     LogLength(16, 0.2),
+    LogLinear(16, offset=0.1, by_length=0.3),
+    LogLinear(16, 0.1, 0.3, low=0.5, high=2.0, drift=0.2, below=-0.4, above=0.6),
     EntropyCap(0.5),
     Interpolated((0.5, 2.0, 4.0), (1.0, 1.5, 3.0)),
     PerHead(Fixed(1.0), {"beta": [1.0, 2.0]}),
@@ -125,6 +128,21 @@ def test_log_length():
     np.testing.assert_allclose(policy(lengths), [1, 1, 1, 1.5, 2])
 
 
+def test_log_linear_in_the_length():
+    policy = LogLinear(reference_length=64, offset=0.1, by_length=0.5, most=4.0)
+    lengths = with_length(0, 1, 64, 64 * np.e, 64 * np.e**9)
+    np.testing.assert_allclose(policy(lengths), [*[np.exp(0.1)] * 3, np.exp(0.6), 4.0])
+    assert policy.reads == {"length"}
+
+
+def test_log_linear_out_of_a_band():
+    policy = LogLinear(1e9, low=1.0, high=3.0, below=-0.5, above=2.0, drift=0.5)
+    entropy, length = np.array([0.0, 1.0, 2.0, 3.0, 3.5]), np.full(5, np.e**2)
+    rows = RowStatistics(entropy, entropy, entropy + 0.5 * 2, length)
+    np.testing.assert_allclose(np.log(policy(rows)), [-0.5, 0, 0, 0, 1.0], atol=1e-12)
+    assert policy.reads == {"length", "entropy"}
+
+
 @given(
     arrays(np.float64, st.integers(1, 12), elements=st.floats(-20, 20)),
     st.floats(0.05, 3),
@@ -215,6 +233,9 @@ def test_a_layer_of_trained_settings():
         (lambda: Polynomial([1.0], beyond="stop"), 'beyond must be "evaluate" or "hold"'),
         (lambda: Polynomial([1.0], beyond="hold"), 'beyond="hold" needs end'),
         (lambda: LogLength(0, 1.0), "reference_length must be a finite number above 0"),
+        (lambda: LogLinear(0), "reference_length must be a finite number above 0"),
+        (lambda: LogLinear(8, low=1.0), "low and high make a band together"),
+        (lambda: LogLinear(8, most=1.0), "most must be a finite number above 1"),
         (lambda: EntropyCap(-1.0), "nats must be a finite number above 0"),
         (lambda: PerHead(Fixed(1.0), {}), "by_head must name settings of Fixed"),
         (lambda: PerHead(Fixed(1.0), {"slope": [1.0]}), r"one or more of beta\), got \['slope'\]"),

@@ -3,8 +3,17 @@
 from typing import Any
 
 import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 COMMON: dict[str, Any] = {
     "vocab_size": 97,
@@ -60,6 +69,14 @@ def tiny(name: str, **changes: Any) -> PreTrainedModel:
             if weight.ndim > 1:
                 weight.mul_(3.0)
     return model
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of one letter a token."""
+    known = {chr(number): number - 32 + 1 for number in range(32, 127)}
+    tokenizer = Tokenizer(WordLevel(known | {"\n": 0, "?": known["?"]}, unk_token="?"))
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
 
 
 def tokens(batch: int = 2, length: int = 37) -> Tensor:

@@ -7,6 +7,7 @@ import typer
 
 from sharpmax import __version__
 from sharpmax.cli.bounds import bounds
+from sharpmax.cli.calibrate import calibrate
 from sharpmax.cli.diagnose import diagnose
 from sharpmax.cli.evaluate import evaluate
 from sharpmax.cli.reproduce import reproduce
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(bounds)
+app.command()(calibrate)
 app.command()(diagnose)
 app.command()(evaluate)
 app.command()(reproduce)

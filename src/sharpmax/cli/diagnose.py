@@ -85,6 +85,7 @@ def diagnose(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{folder} cannot be written: {error}") from None
+    model = list(dict.fromkeys(model))
     short = [plain_name(name) for name in model]
     names = short if len({*short}) == len(model) else model
     found = Diagnosis([])

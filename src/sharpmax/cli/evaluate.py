@@ -18,6 +18,7 @@ from sharpmax.cli.terminal import (
     named_policies,
     plain_name,
     progress_bars,
+    require_place,
 )
 
 if TYPE_CHECKING:
@@ -39,23 +40,23 @@ def evaluate(
     ] = None,
     text: Annotated[str, typer.Option(help="For the loss: prose, or a file.")] = PROSE,
     windows: Annotated[
-        int | None, typer.Option(help="Parts of the text at each length; 0 for none.")
+        int | None, typer.Option(help="Parts of the text at each length; 4. 0 for none.")
     ] = None,
     template: Annotated[
-        list[str] | None, typer.Option(help="Of the pairs to retrieve; several may be given.")
+        list[str] | None, typer.Option(help="Of the pairs to retrieve; those held out.")
     ] = None,
     depth: Annotated[
         list[float] | None,
-        typer.Option(help="Where the line that is asked for stands, 0 to 1; several."),
+        typer.Option(help="Where the line that is asked for stands; 0, 0.5 and 1."),
     ] = None,
     prompts: Annotated[
-        int | None, typer.Option(help="For each template, length and depth; 0 for none.")
+        int | None, typer.Option(help="For each template, length and depth; 8. 0 for none.")
     ] = None,
     task: Annotated[
         list[str] | None, typer.Option(help="A task of lm_eval, such as niah_multikey_2; several.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Prompts of each lm_eval task.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Prompts of each lm_eval task; 20.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the prompts; 0.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     out: Annotated[Path | None, typer.Option(help="The CSV file to write.")] = None,
@@ -63,7 +64,7 @@ def evaluate(
     """Loss on text, retrieval by length and depth, and lm_eval tasks, plain and sharpened."""
     try:
         from sharpmax.hf import Plan, Score
-        from sharpmax.hf import evaluate as evaluated
+        from sharpmax.hf.evaluate import by_case
         from sharpmax.hf.table import write_csv
     except ImportError as error:
         raise ValueError(
@@ -85,22 +86,21 @@ def evaluate(
     plan = Plan(**{name: value for name, value in given.items() if value is not None})
     policies = named_policies(policy or [])
     path = out or Path("runs") / f"evaluate-{plain_name(model)}.csv"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error}") from None
+    require_place(path)
     console = Console()
     loaded = loaded_model(model, device, dtype, console)
     cases = cases_of(loaded, policies)
+    plan = plan.within(loaded.model)
+    scores: list[Score] = []
     with progress_bars(console, counted=False) as bars:
         bar = bars.add_task("evaluating", total=len(cases) * plan.tokens() or None)
-        scores = evaluated(
-            loaded.model, loaded.tokenizer, cases, plan, lambda n: bars.advance(bar, n)
-        )
-    try:
-        write_csv(path, Score, scores)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error}") from None
+        found = by_case(loaded.model, loaded.tokenizer, cases, plan, lambda n: bars.advance(bar, n))
+        for of_case in found:
+            scores += of_case
+            try:
+                write_csv(path, Score, scores)  # what is found is kept, whatever comes next
+            except OSError as error:
+                raise ValueError(f"{path} cannot be written: {error}") from None
     console.print(_table(scores))
     console.print(f"Table with intervals and depths: {escape(str(path))}", soft_wrap=True)
 

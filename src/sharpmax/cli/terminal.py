@@ -71,7 +71,7 @@ def torch_dtype(name: str) -> torch.dtype:
 def named_policies(names: Sequence[str]) -> dict[str, Policy]:
     """Return policies by what to call them: known ones by name, others by their files."""
     policies: dict[str, Policy] = {}
-    for name in names:
+    for name in dict.fromkeys(names):
         if name in POLICIES:
             policies[name] = POLICIES[name]
             continue
@@ -94,9 +94,24 @@ def cases_of(loaded: Loaded, policies: dict[str, Policy]) -> dict[str, Policy | 
     from sharpmax.hf.sharpen import require_fit
 
     own = {} if loaded.policy is None else {OWN: loaded.policy}
-    for policy in (*own.values(), *policies.values()):
-        require_fit(loaded.model, policy)
+    for name, policy in (own | policies).items():
+        try:
+            require_fit(loaded.model, policy)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     return {PLAIN: None, **own, **policies}
+
+
+def require_place(path: Path) -> None:
+    """Make a file's folder, or raise a ValueError if the file could not be written in the end."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder")
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error}") from None
 
 
 def plain_name(model: str) -> str:
@@ -110,7 +125,10 @@ def loaded_model(name: str, device: str, dtype: str, console: Console) -> Loaded
 
     from sharpmax.hf import load
 
-    place, kind = torch_device(device), torch_dtype(dtype)
+    place = torch_device(device)
+    if dtype == "auto":
+        dtype = "bfloat16" if place.type == "cuda" else "float32"
+    kind = torch_dtype(dtype)
     # It would stand among the lines of this command.
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return load(name, device=place, dtype=kind, tell=console.print)
@@ -123,8 +141,7 @@ def existing_text(name: str, known: Sequence[str]) -> Any:
     try:
         return Path(name).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ValueError(
-            f"there is no file {name}; texts of sharpmax's own are {', '.join(known)}"
-        ) from None
+        own = f"; texts of sharpmax's own are {', '.join(known)}" if known else ""
+        raise ValueError(f"there is no file {name}{own}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{name} cannot be read as text: {error}") from None

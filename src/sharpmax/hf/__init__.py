@@ -11,18 +11,21 @@ except ImportError as error:
         name=error.name,
     ) from None
 
+from sharpmax.hf.calibrate import Calibration, calibrate
 from sharpmax.hf.diagnose import Diagnosis, Head, diagnose
 from sharpmax.hf.evaluate import Plan, Score, evaluate
 from sharpmax.hf.load import Loaded, load
 from sharpmax.hf.sharpen import Sharpened, sharpen
 
 __all__ = [
+    "Calibration",
     "Diagnosis",
     "Head",
     "Loaded",
     "Plan",
     "Score",
     "Sharpened",
+    "calibrate",
     "diagnose",
     "evaluate",
     "load",

@@ -7,6 +7,7 @@ question, every length is read by itself, and its last row is looked at.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from sharpmax.hf.sharpen import (
     require_interface,
 )
 from sharpmax.hf.table import write_csv
-from sharpmax.hf.texts import ends_in_a_question, reading
+from sharpmax.hf.texts import Reading, ends_in_a_question, reading
 from sharpmax.policies import Fixed
 from sharpmax.policy import Policy, require_policy
 from sharpmax.theory import dispersion_length
@@ -123,13 +124,13 @@ def diagnose(
     Args:
         model: A model whose attention goes through transformers' interface.
         tokenizer: Its tokenizer.
-        lengths: In tokens; 64, 128, … up to 8,192 or the model's context if None.
+        lengths: In tokens; 64, 128, … up to 8,192, the model's context or the text's end if None.
         text: What is read: "max" for the paper's question, "keys" for pairs of which one is asked
             for, None for English prose, or a text of its own.
         policy: What sharpens the model meanwhile; nothing if None.
         case: What to call model and policy in the table.
         rows: How many rows to look at before every length n; the whole second half, from n/2
-            on, if None. Of a text that ends in a question, it is always the last.
+            on, if None. Of a text that ends in a question, it is the last.
         samples: How many texts to read.
         tell: Told how much is done, and how much there is.
 
@@ -139,12 +140,17 @@ def diagnose(
     require_interface(model)
     policy = Fixed(1.0) if policy is None else policy
     require_policy(policy)
+    given = lengths
     lengths = _checked_lengths(model, lengths)
     for name, number in (("rows", rows), ("samples", samples)):
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
     source = reading(tokenizer, text)
     asks = ends_in_a_question(text)
+    if asks and rows is not None:
+        raise ValueError("rows cannot be chosen of a text that ends in a question: leave it out")
+    if given is None and not asks:
+        lengths = _available(source, lengths, samples)
     if model.config.is_encoder_decoder:
         raise ValueError(
             f"{type(model).__name__} has heads of several kinds in a layer: diagnose its encoder"
@@ -225,6 +231,15 @@ def _watched(
     return watched
 
 
+def _available(source: Reading, lengths: list[int], samples: int) -> list[int]:
+    """Return the lengths that the text has; the shortest at least, which will say what it lacks."""
+    for count in range(len(lengths), 1, -1):
+        with contextlib.suppress(ValueError):
+            source(lengths[count - 1], samples - 1)
+            return lengths[:count]
+    return lengths[:1]
+
+
 def _checked_lengths(model: PreTrainedModel, lengths: Sequence[int] | None) -> list[int]:
     """Return the lengths in order, all of them within the model's context."""
     most = context_of(model)
@@ -233,8 +248,8 @@ def _checked_lengths(model: PreTrainedModel, lengths: Sequence[int] | None) -> l
         while 2 * doubled[-1] <= min(LONGEST, most):
             doubled.append(2 * doubled[-1])
         return doubled
-    if not lengths:
-        raise ValueError("lengths must name at least one length")
+    if isinstance(lengths, int) or not lengths:
+        raise ValueError(f"lengths must be a sequence of at least one length, got {lengths!r}")
     ordered = sorted(set(lengths))
     if ordered[0] < 2:
         raise ValueError(f"lengths must be at least 2 tokens, got {ordered[0]}")

@@ -6,8 +6,10 @@ Every policy meets the same texts and prompts, in one run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from sharpmax.hf.sharpen import context_of, require_fit, require_interface, sharpen
 from sharpmax.hf.texts import reading
-from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES, retrieval
+from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES, make_prompt, retrieval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from sharpmax.policy import Policy
 
 TEXT = "text, nats a token"
+LENGTHS = (512, 1024, 2048)
 TOKENS_AT_ONCE = 512
 """Whose logits over the whole vocabulary are held at a time."""
 BY_LENGTH = ("niah_", "ruler_")
@@ -63,7 +66,7 @@ class Plan:
     """What to evaluate.
 
     Attributes:
-        lengths: In tokens.
+        lengths: In tokens; 512, 1,024 and 2,048 as far as the model's context goes if None.
         text: To read; English prose if None.
         windows: How many parts of the text at each length; 0 to leave it out.
         templates: Of the pairs to retrieve; by default those that `calibrate` never sees.
@@ -74,7 +77,7 @@ class Plan:
         seed: Of the prompts.
     """
 
-    lengths: Sequence[int] = (512, 1024, 2048)
+    lengths: Sequence[int] | None = None
     text: str | None = None
     windows: int = 4
     templates: Sequence[str] = HELD_OUT
@@ -89,18 +92,44 @@ class Plan:
             if name not in TEMPLATES:
                 known = ", ".join(TEMPLATES)
                 raise ValueError(f"templates must be among {known}, got {name!r}")
-        if not self.lengths or min(self.lengths) < 2:
+        for name in ("lengths", "templates", "depths", "tasks"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        if self.lengths is not None and (not self.lengths or min(self.lengths) < 2):
             raise ValueError(f"lengths must be at least 2 tokens, got {list(self.lengths)}")
         if any(not 0 <= depth <= 1 for depth in self.depths):
             raise ValueError(f"depths must be from 0 to 1, got {list(self.depths)}")
         for name, least in (("windows", 0), ("prompts", 0), ("limit", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not (self.windows or self.prompts or self.tasks):
+            raise ValueError("there is nothing to evaluate: no windows, no prompts and no tasks")
+
+    def within(self, model: PreTrainedModel) -> Plan:
+        """Return the plan with lengths that the model can read.
+
+        Raises:
+            ValueError: If one that was asked for is beyond its context.
+        """
+        most = context_of(model)
+        if self.lengths is None:
+            fitting = [length for length in LENGTHS if length <= most]
+            return replace(self, lengths=fitting or [int(most)])
+        if max(self.lengths) > most:
+            raise ValueError(
+                f"lengths must be within the model's context of {most:,} tokens, "
+                f"got {max(self.lengths):,}"
+            )
+        return self
 
     def tokens(self) -> int:
         """Return how many tokens one policy has to read, lm_eval's tasks aside."""
         each = self.windows + len(self.templates) * len(self.depths) * self.prompts
-        return each * sum(self.lengths)
+        return each * sum(self._lengths)
+
+    @property
+    def _lengths(self) -> Sequence[int]:
+        return LENGTHS if self.lengths is None else self.lengths
 
 
 def evaluate(
@@ -119,23 +148,32 @@ def evaluate(
         plan: What to evaluate.
         tell: Told after every text or prompt how many tokens it had.
     """
+    return [score for scores in by_case(model, tokenizer, policies, plan, tell) for score in scores]
+
+
+def by_case(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    policies: Mapping[str, Policy | None],
+    plan: Plan | None = None,
+    tell: Tell = lambda _: None,
+) -> Iterator[list[Score]]:
+    """Yield the scores of one policy after another; what cannot be is told before the first."""
     require_interface(model)
-    plan = Plan() if plan is None else plan
-    if max(plan.lengths) > context_of(model):
-        raise ValueError(
-            f"lengths must be within the model's context of {context_of(model):,} tokens, "
-            f"got {max(plan.lengths):,}"
-        )
+    if not isinstance(policies, Mapping):
+        raise TypeError(f"policies must be a dictionary by name, got {type(policies).__name__}")
+    plan = (Plan() if plan is None else plan).within(model)
     for policy in policies.values():
         if policy is not None:
             require_fit(model, policy)
-    scores = []
+    require_possible(plan, tokenizer)
     for case, policy in policies.items():
         with contextlib.nullcontext() if policy is None else sharpen(model, policy):
-            scores += _text(case, model, tokenizer, plan, tell)
-            scores += _retrieval(case, model, tokenizer, plan, tell)
-            scores += _harness(case, model, tokenizer, plan)
-    return scores
+            yield [
+                *_text(case, model, tokenizer, plan, tell),
+                *_retrieval(case, model, tokenizer, plan, tell),
+                *_harness(case, model, tokenizer, plan),
+            ]
 
 
 @torch.no_grad()
@@ -160,7 +198,8 @@ def text_losses(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Return the logits that the last layer, and a softcap where there is one, make of states."""
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    logits: Tensor = head(hidden).float()
+    logits: Tensor = head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
@@ -174,7 +213,7 @@ def has_plain_head(model: PreTrainedModel, tokens: Tensor) -> bool:
     """Tell whether logits are the last layer of the hidden states: some models scale them."""
     few = tokens[:, :2]
     ours = logits_of(model, model.base_model(few, use_cache=False).last_hidden_state)
-    theirs = model(few, use_cache=False).logits.float()
+    theirs = model(few, use_cache=False).logits.to(ours.dtype)
     return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2))
 
 
@@ -185,7 +224,7 @@ def _text(
         return []
     source = reading(tokenizer, plan.text)
     scores = []
-    for length in plan.lengths:
+    for length in plan._lengths:
         means = []
         for window in range(plan.windows):
             try:
@@ -197,7 +236,7 @@ def _text(
             means.append(text_losses(model, tokens).mean().item())
             tell(length)
         mean = sum(means) / len(means)
-        reach = 0.0
+        reach = math.nan  # of a single window, no interval is known
         if len(means) > 1:
             reach = float(stats.sem(means) * stats.t.ppf(0.975, len(means) - 1))
         scores.append(Score(case, TEXT, length, None, mean, mean - reach, mean + reach, len(means)))
@@ -215,7 +254,7 @@ def _retrieval(
             model,
             tokenizer,
             TEMPLATES[name],
-            plan.lengths,
+            plan._lengths,
             plan.depths,
             plan.prompts,
             seed=plan.seed,
@@ -241,13 +280,32 @@ def _harness(
     """Run tasks of lm_eval; those that make prompts of a length, at every length."""
     scores = []
     for task in plan.tasks:
-        for length in plan.lengths if task.startswith(BY_LENGTH) else [None]:
+        for length in plan._lengths if task.startswith(BY_LENGTH) else [None]:
             value, count = _harness_value(model, tokenizer, task, length, plan.limit)
-            low = high = value  # of what is no share, no interval is known
+            low = high = math.nan  # of what is no share, no interval is known
             if 0 <= value <= 1:
                 _, low, high = _share(round(value * count), count)
             scores.append(Score(case, task, length, None, value, low, high, count))
     return scores
+
+
+def require_possible(plan: Plan, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError if prompts do not fit a length, or lm_eval has no such task."""
+    for name in plan.templates if plan.prompts else ():
+        try:
+            make_prompt(tokenizer, TEMPLATES[name], min(plan._lengths), Random(0))
+        except ValueError as error:
+            raise ValueError(f"the prompts of {name!r} do not fit: {error}") from None
+    if not plan.tasks:
+        return
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ValueError(f"tasks need {error.name}: pip install 'sharpmax[evaluate]'") from None
+    known = set(TaskManager().all_tasks)
+    for task in plan.tasks:
+        if task not in known:
+            raise ValueError(f"lm_eval has no task {task}")
 
 
 def _harness_value(
@@ -258,25 +316,20 @@ def _harness_value(
     limit: int,
 ) -> tuple[float, int]:
     """Return a task's metric, and from how many prompts."""
-    try:
-        import lm_eval
-        from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        raise ValueError(f"tasks need {error.name}: pip install 'sharpmax[evaluate]'") from None
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
     settings: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
     if length is not None:
         settings["max_seq_lengths"] = [length]
-    try:
-        found = lm_eval.simple_evaluate(
-            model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1),
-            tasks=[task],
-            limit=limit,
-            metadata=settings,
-            bootstrap_iters=0,
-            log_samples=False,
-        )
-    except KeyError as error:
-        raise ValueError(f"lm_eval has no task {task}: {error}") from None
+    found = lm_eval.simple_evaluate(
+        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1),
+        tasks=[task],
+        limit=limit,
+        metadata=settings,
+        bootstrap_iters=0,
+        log_samples=False,
+    )
     metrics = {
         name.partition(",")[0]: value
         for name, value in found["results"][task].items()

@@ -51,6 +51,8 @@ def load(
     Raises:
         ValueError: If it cannot be loaded, in one line.
     """
+    if not str(name).strip():
+        raise ValueError("name must name a model, got nothing")
     path = packaged_model(str(name), tell) if str(name) in MODELS else Path(name)
     folder = path.parent if path.suffix == ".gguf" else path
     source, extra = _source(path, str(name))
@@ -63,10 +65,27 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(source, **settings)
     except Exception as error:  # whatever lies in a file that is no model
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ValueError(f"{name} cannot be loaded as a model: {reason}") from error
+        raise ValueError(
+            f"{name} cannot be loaded as a model: {_hint(folder, extra) or reason}"
+        ) from error
     policy = Policy.load(folder) if (folder / POLICY_FILE).is_file() else None
     model.train(False).to(device)
     return Loaded(model, tokenizer, policy)
+
+
+def _hint(folder: Path, extra: dict[str, str]) -> str | None:
+    """Return what is most likely wrong, where transformers' own words would not tell."""
+    if "gguf_file" in extra:
+        return f"{extra['gguf_file']} is no GGUF file that transformers reads, or is cut off"
+    if not folder.is_dir():
+        return None
+    if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
+        return (
+            "its weights are a pickle, which can run code: allow_pickle=True reads it all the same"
+        )
+    if not any(folder.glob("tokenizer*")):
+        return "there is no tokenizer beside it"
+    return None
 
 
 def _source(path: Path, name: str) -> tuple[str, dict[str, str]]:

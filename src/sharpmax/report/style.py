@@ -14,6 +14,7 @@ INK, MUTED, GRID = "#1c2024", "#5b626a", "#e4e7ea"
 PAPER, CARD, ACCENT = "#fdfdfc", "#ffffff", "#0b63a5"
 MARK = "#e8590c"  # what is pointed at on a heat map
 HEAT = ("#f3f6f9", "#b9d3ea", "#6aa5d2", "#2c6fae", "#0a3a73")  # weight 0 to weight 1
+DIVERGING = ("#8c510a", "#f5f4f0", "#01665e")  # blunter, as it was, sharper
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ DARK: Mapping[str, str] = {
     ACCENT: "#6cb6f5",
     MARK: "#ff9a52",
     **dict(zip(HEAT, ("#20262c", "#27496b", "#3377b0", "#6fb4e6", "#e8f5ff"), strict=True)),
+    **dict(zip(DIVERGING, ("#e0a458", "#22272c", "#5cc6b8"), strict=True)),
     **{line.light: line.dark for line in (*POLICIES.values(), *SPARE)},
 }
 

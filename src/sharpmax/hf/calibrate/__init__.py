@@ -3,8 +3,29 @@
 The weights stay as they are, and so do, as far as asked for, the predictions on text.
 """
 
+from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import Check
+from sharpmax.hf.calibrate.rivals import rivals
 from sharpmax.hf.calibrate.settings import Settings
-from sharpmax.hf.calibrate.study import Calibration, Point, calibrate, total_steps
+from sharpmax.hf.calibrate.study import (
+    Calibration,
+    HeadChange,
+    Point,
+    calibrate,
+    head_changes,
+    total_steps,
+)
 
-__all__ = ["Calibration", "Check", "Point", "Settings", "calibrate", "total_steps"]
+__all__ = [
+    "Calibration",
+    "Check",
+    "Examples",
+    "HeadChange",
+    "Point",
+    "Question",
+    "Settings",
+    "calibrate",
+    "head_changes",
+    "rivals",
+    "total_steps",
+]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sharpmax.hf.texts import prose
 from sharpmax.tasks.key_value import TEMPLATES, Prompt, make_prompt
@@ -18,6 +21,38 @@ if TYPE_CHECKING:
 
 CHECKED_SHARE = 8
 """The last of so many parts of the text is looked at, and not fitted to."""
+CHECKED_QUESTIONS = 4
+"""Of so many questions, one is looked at, and not fitted to."""
+
+
+class Question(NamedTuple):
+    """A question of the user's own, with all that is needed to answer it, and the answer."""
+
+    prompt: str
+    answer: str
+
+    @staticmethod
+    def read(text: str) -> list[Question]:
+        """Return the questions of a file of JSON objects, one a line.
+
+        Raises:
+            ValueError: If a line is none.
+        """
+        found = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                given = json.loads(line)
+                prompt, answer = given["prompt"], given["answer"]
+                if not (isinstance(prompt, str) and isinstance(answer, str) and answer.strip()):
+                    raise TypeError
+            except (ValueError, TypeError, KeyError):
+                raise ValueError(
+                    f"line {number} is not an object with a prompt and an answer, both of them text"
+                ) from None
+            found.append(Question(prompt, answer))
+        return found
 
 
 @dataclass(frozen=True)
@@ -40,15 +75,27 @@ class Examples:
         tokenizer: Of the model.
         settings: Of the calibration.
         text: To keep the predictions on; English prose if None.
+        questions: To fit to as well, as every other prompt, and one in four to look at.
 
     Raises:
-        ValueError: If the text is too short.
+        ValueError: If the text is too short, or a question too long.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, settings: Settings, text: str | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: Settings,
+        text: str | None = None,
+        questions: Sequence[Question] = (),
     ) -> None:
         self.tokenizer, self.settings = tokenizer, settings
+        self._own = [self._question(question) for question in questions]
+        if 0 < len(self._own) < CHECKED_QUESTIONS:
+            raise ValueError(
+                f"questions must be at least {CHECKED_QUESTIONS}, got {len(self._own)}"
+            )
+        whole = json.dumps([text, [list(question) for question in questions]])
+        self.digest = hashlib.sha256(whole.encode()).hexdigest()
         tokens: list[int] = tokenizer(prose() if text is None else text, verbose=False)["input_ids"]
         start = tokens[:1]  # what a text begins with, every window does
         fitted = len(tokens) * (CHECKED_SHARE - 1) // CHECKED_SHARE
@@ -68,7 +115,9 @@ class Examples:
         length = settings.length if step % 2 else round(math.exp(exponent))
         names = random.sample(settings.templates, min(settings.prompts, len(settings.templates)))
         names += random.choices(settings.templates, k=settings.prompts - len(names))
-        prompts = [self._prompt(name, length, random, "fit") for name in names]
+        prompts = [self._prompt(name, length, random) for name in names]
+        if own := [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]:
+            prompts[::2] = random.choices(own, k=len(prompts[::2]))
         texts = []
         for _ in range(settings.texts):
             begin = random.randrange(len(self._fitted) - length + 1)
@@ -76,15 +125,18 @@ class Examples:
         return Batch(prompts, texts)
 
     def checked_prompts(self) -> list[Prompt]:
-        """Return the prompts to look at: of other templates, at the longest length and at half."""
+        """Return the prompts to look at: of other templates, at the longest length and at half.
+
+        Questions of the user's own come last.
+        """
         settings = self.settings
-        lengths = [length for length in (settings.length // 2, settings.length) if length >= 64]
+        lengths = sorted({max(settings.shortest, settings.length // 2), settings.length})
         return [
-            self._prompt(name, length, self._random("check", length, name, number), "fit")
+            self._prompt(name, length, self._random("check", length, name, number))
             for length in lengths
             for name in settings.checked
             for number in range(settings.check_prompts)
-        ]
+        ] + self._own[CHECKED_QUESTIONS - 1 :: CHECKED_QUESTIONS]
 
     def checked_texts(self) -> list[list[int]]:
         """Return the windows of text to look at."""
@@ -101,9 +153,21 @@ class Examples:
         begins = [round(last * i / max(1, count - 1)) for i in range(count)]
         return [[*self._start, *tokens[begin + 1 : begin + length]] for begin in begins]
 
-    def _prompt(self, name: str, length: int, random: Random, words: str) -> Prompt:
-        template = TEMPLATES[name]
-        return make_prompt(self.tokenizer, template, length, random, words=words)  # type: ignore[arg-type]
+    def _prompt(self, name: str, length: int, random: Random) -> Prompt:
+        return make_prompt(self.tokenizer, TEMPLATES[name], length, random, words="fit")
+
+    def _question(self, question: Question) -> Prompt:
+        tokens: list[int] = self.tokenizer(question.prompt, verbose=False)["input_ids"]
+        gap = "" if question.prompt[-1:].isspace() else " "
+        answer: list[int] = self.tokenizer(
+            gap + question.answer.strip(), add_special_tokens=False, verbose=False
+        )["input_ids"]
+        if len(tokens) + len(answer) > self.settings.length:
+            raise ValueError(
+                f"a question has {len(tokens) + len(answer):,} tokens, more than the length of "
+                f"{self.settings.length:,}: {question.prompt[:40]!r}…"
+            )
+        return Prompt(tokens, answer, 0.0, 1)
 
     def _random(self, *what: object) -> Random:
         return Random(zlib.crc32(f"{self.settings.seed} {what}".encode()))

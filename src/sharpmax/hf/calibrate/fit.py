@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from sharpmax.hf.calibrate.curvature import squares, step_lengths
 from sharpmax.hf.calibrate.entropies import text_entropies
 from sharpmax.hf.calibrate.losses import Reader, answer_logits, answer_losses, divergence
 from sharpmax.hf.sharpen import layers_and_heads, sharpen
@@ -59,7 +60,8 @@ class Fitting:
     """The numbers of every head, and what makes them better step by step.
 
     Attributes:
-        numbers: By the name of the setting of `LogLinear`, each of shape (layers, heads).
+        numbers: By the name of the setting of `LogLinear`, each of shape (layers, heads), in units
+            of its own step.
         chosen: Which heads may differ from plain attention.
     """
 
@@ -78,8 +80,28 @@ class Fitting:
         if settings.entropy:
             band = text_entropies(self.reader, examples.fitted_texts()).band(settings.band)
             self._band = {name: value.float().to(device) for name, value in band.items()}
+        self._lengths = {name: torch.ones(shape, device=device) for name in names}
         self._prompts, self._texts = examples.checked_prompts(), examples.checked_texts()
         self._original: list[Tensor] = []
+
+    def weigh(self) -> None:
+        """Let numbers that text hardly feels take longer steps than the others."""
+        at_work = {name: value * self.chosen for name, value in self.numbers.items()}
+
+        def states(texts: list[list[int]]) -> Tensor:
+            with sharpen(self.model, PerHead(self._base(), at_work | self._band)):
+                return self.reader.states(texts)
+
+        with _frozen(self.model, checkpointing=False):
+            found = squares(
+                self.reader,
+                self.examples.fitted_texts(),
+                at_work,
+                states,
+                self.settings.weighings,
+                self.settings.seed,
+            )
+        self._lengths = self.processes.first(step_lengths(found))
 
     def policy(self) -> PerHead:
         """Return the policy as it is now, with plain numbers."""
@@ -138,6 +160,7 @@ class Fitting:
         for name, value in self.numbers.items():
             for kind, moment in self.optimizer.state.get(value, {}).items():
                 tensors[f"adam/{kind}/{name}"] = moment
+        tensors |= {f"lengths/{name}": value for name, value in self._lengths.items()}
         return tensors | {"chosen": self.chosen.to(torch.uint8)}
 
     def resume(self, tensors: dict[str, Tensor]) -> None:
@@ -146,6 +169,7 @@ class Fitting:
             self.chosen = tensors["chosen"].to(self.chosen)
             for name, value in self.numbers.items():
                 value.copy_(tensors[f"numbers/{name}"])
+                self._lengths[name] = tensors[f"lengths/{name}"].to(value)
                 moments = {
                     kind: tensors[f"adam/{kind}/{name}"].clone()
                     for kind in ("step", "exp_avg", "exp_avg_sq")
@@ -166,7 +190,10 @@ class Fitting:
 
     def _masked(self) -> dict[str, Tensor]:
         """Return the settings of every head; those that are not chosen have a β of 1."""
-        return {name: value * self.chosen for name, value in self.numbers.items()} | self._band
+        numbers = {
+            name: value * self._lengths[name] * self.chosen for name, value in self.numbers.items()
+        }
+        return numbers | self._band
 
     def _at_once(self) -> int:
         if self.settings.at_once is not None:

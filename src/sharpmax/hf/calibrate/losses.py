@@ -41,7 +41,7 @@ class Reader:
         return logits
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of some tokens, in float32."""
+        """Return the logits of some tokens, in float32 or float64."""
         return logits_of(self.model, states) if self._has_plain_head else states.float()
 
 

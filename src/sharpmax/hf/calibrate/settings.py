@@ -29,7 +29,8 @@ class Settings:
         most: The largest β, and the largest 1/β.
         prompts: In a step.
         texts: In a step.
-        learning_rate: Of Adam, in units of ln β.
+        learning_rate: Of Adam, in units of ln β, for a head of average effect on text.
+        weighings: How often texts are read at first to learn which heads they feel most.
         check_every: Steps between two looks at prompts and text that are not fitted to.
         patience: Looks without an improvement after which a strength is done with.
         check_prompts: For each of the templates to look at, at the longest length and at half.
@@ -47,15 +48,16 @@ class Settings:
     shortest: int = 256
     reference_length: int = 256
     ties: tuple[float, ...] = (8.0, 16.0, 32.0, 64.0)
-    steps: int = 50
+    steps: int = 100
     heads: tuple[int, ...] = (64, 32, 16, 8)
     entropy: bool = True
     band: float = 0.8
     most: float = 8.0
-    prompts: int = 6
-    texts: int = 2
+    prompts: int = 12
+    texts: int = 4
     learning_rate: float = 0.02
-    check_every: int = 25
+    weighings: int = 3
+    check_every: int = 50
     patience: int = 2
     check_prompts: int = 8
     check_texts: int = 8
@@ -72,7 +74,13 @@ class Settings:
         for name in ("ties", "heads", "templates", "checked"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         least = {"steps": 1, "prompts": 1, "texts": 1, "check_every": 1, "patience": 1}
-        least |= {"check_prompts": 1, "check_texts": 2, "shortest": 64, "reference_length": 1}
+        least |= {
+            "check_prompts": 1,
+            "check_texts": 2,
+            "weighings": 1,
+            "shortest": 64,
+            "reference_length": 1,
+        }
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")

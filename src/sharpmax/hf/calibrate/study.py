@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,12 +19,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sharpmax
-from sharpmax.hf.calibrate.examples import Examples
+from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import CHANGED, Check, Fitting
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import Settings
 from sharpmax.hf.sharpen import context_of, layers_and_heads, require_interface
 from sharpmax.hf.table import write_csv
+from sharpmax.per_head import PerHead
+from sharpmax.policies import LogLinear
 from sharpmax.policy import POLICY_FILE, Policy
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ def calibrate(
     settings: Settings | None = None,
     *,
     text: str | None = None,
+    questions: Sequence[Question] = (),
     folder: str | Path | None = None,
     name: str = "model",
     tell: Tell = lambda _, __: None,
@@ -106,6 +109,7 @@ def calibrate(
         tokenizer: Its tokenizer.
         settings: What to fit, to what, and for how long.
         text: On which the model's predictions are to stay as they are; English prose if None.
+        questions: Of the user's own, to fit to as well.
         folder: Where to keep everything, and to go on from if it was begun there.
         name: Of the model, for the policy's file.
         tell: Told after every step.
@@ -121,10 +125,59 @@ def calibrate(
             f"got {settings.length:,}"
         )
     processes = Processes.here()
-    examples = Examples(tokenizer, settings, text)
-    kept = _Folder(folder, model, name, settings, processes)
+    examples = Examples(tokenizer, settings, text, questions)
+    kept = _Folder(folder, model, name, examples, processes)
     fitting = Fitting(model, examples, settings, processes)
     return _Study(fitting, settings, kept, tell).run()
+
+
+@dataclass(frozen=True)
+class HeadChange:
+    """What a policy does to one head.
+
+    Attributes:
+        layer: Of the model, from 0.
+        head: Of the layer, from 0.
+        short: ln β at the reference length and below it.
+        long: ln β at the longest length that was fitted to.
+        below: What ln β gains for each nat of entropy below the head's band.
+        above: The same above it.
+    """
+
+    layer: int
+    head: int
+    short: float
+    long: float
+    below: float
+    above: float
+
+
+def head_changes(policy: Policy, length: int) -> list[HeadChange]:
+    """Return what a calibrated policy does to every head, up to a length.
+
+    Raises:
+        TypeError: If it is not a policy that `calibrate` has made.
+    """
+    if not isinstance(policy, PerHead) or not isinstance(policy.base, LogLinear):
+        raise TypeError(f"policy must be one that calibrate has made, got {type(policy).__name__}")
+    layers, heads = policy.shape
+    growth = math.log(max(1.0, length / float(policy.base.reference_length)))
+
+    def of(name: str, layer: int, head: int) -> float:
+        return float(policy.by_head[name][layer][head]) if name in policy.by_head else 0.0
+
+    return [
+        HeadChange(
+            layer,
+            head,
+            short=of("offset", layer, head),
+            long=of("offset", layer, head) + growth * of("by_length", layer, head),
+            below=of("below", layer, head),
+            above=of("above", layer, head),
+        )
+        for layer in range(layers)
+        for head in range(heads)
+    ]
 
 
 def total_steps(settings: Settings) -> int:
@@ -143,6 +196,8 @@ class _Study:
         self.states: dict[str, dict[str, Tensor]] = {}
         self.step = 0
         folder.resume(self)
+        if not self.points:
+            fitting.weigh()
 
     def run(self) -> Calibration:
         settings = self.settings
@@ -221,7 +276,7 @@ class _Folder:
         path: str | Path | None,
         model: PreTrainedModel,
         name: str,
-        settings: Settings,
+        examples: Examples,
         processes: Processes,
     ) -> None:
         self.path = None if path is None else Path(path)
@@ -231,7 +286,8 @@ class _Folder:
             "model": name,
             "layers": layers,
             "heads": heads,
-            "settings": json.loads(json.dumps(asdict(settings))),
+            "settings": json.loads(json.dumps(asdict(examples.settings))),
+            "data": examples.digest,
         }
 
     def resume(self, study: _Study) -> None:

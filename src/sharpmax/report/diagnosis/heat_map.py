@@ -5,9 +5,7 @@ import altair as alt
 from sharpmax.report import style
 from sharpmax.report.diagnosis.by_length import is_chosen, length_parameter
 from sharpmax.report.diagnosis.heads import MEASURES, Heads, tooltip
-
-CELL, LOWEST, HIGHEST = 22, 44, 440  # a row of cells, and the map, in pixels
-GAP = 0.06  # between cells, of a cell
+from sharpmax.report.head_grid import grid_height, head_axis, layer_axis
 
 
 def heat_map(heads: Heads, field: str = "share") -> alt.VConcatChart:
@@ -60,9 +58,7 @@ def panel_title(heads: Heads, case: str, text: str, note: str = "") -> alt.Title
 
 def map_height(heads: Heads, case: str) -> int:
     """Return how high a case's map is, in pixels."""
-    return max(
-        LOWEST, min(HIGHEST, CELL * len({row["head"] for row in heads.rows if row["case"] == case}))
-    )
+    return grid_height(len({row["head"] for row in heads.rows if row["case"] == case}))
 
 
 def cells() -> alt.Chart:
@@ -70,7 +66,7 @@ def cells() -> alt.Chart:
     drawn: alt.Chart = (
         alt.Chart()
         .mark_rect(aria=False, cursor="pointer")
-        .encode(x=_layer(), y=_head(), tooltip=tooltip())
+        .encode(x=layer_axis(), y=head_axis(), tooltip=tooltip())
     )
     return drawn
 
@@ -80,7 +76,7 @@ def outline(chosen: alt.Parameter, colour: str) -> alt.Chart:
     frame: alt.Chart = (
         alt.Chart()
         .mark_rect(fill=None, stroke=colour, strokeWidth=2.5, aria=False)
-        .encode(x=_layer(), y=_head())
+        .encode(x=layer_axis(), y=head_axis())
         .transform_filter(is_chosen(chosen))
     )
     return frame
@@ -97,13 +93,3 @@ def _colour(field: str) -> alt.Color:
     scale = alt.Scale(domain=[0, 1], range=list(style.HEAT))
     legend = alt.Legend(title=None, orient="bottom", gradientLength=160, tickCount=3)
     return alt.Color(f"{field}:Q", scale=scale, legend=legend)
-
-
-def _layer() -> alt.X:
-    axis = alt.Axis(labelAngle=0, ticks=False, domain=False, offset=2)
-    return alt.X("layer:O", title="layer", axis=axis, scale=alt.Scale(paddingInner=GAP))
-
-
-def _head() -> alt.Y:
-    axis = alt.Axis(ticks=False, domain=False, offset=2)
-    return alt.Y("head:O", title="head", axis=axis, scale=alt.Scale(paddingInner=GAP))

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from sharpmax.tasks.key_value.templates import Template
 
+TOKENS_AT_ONCE = 2**15
+"""Of several prompts that a GPU reads together."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -48,29 +51,42 @@ def retrieval(
 ) -> list[Cell]:
     """Ask a model for values at several lengths and depths, `prompts` times in each cell.
 
-    The same seed gives the same prompts, whatever the model's policy. `tell` is told after
-    every prompt how many tokens it had.
+    The same seed gives the same prompts, whatever the model's policy. `tell` is told again and
+    again how many tokens have been read since.
     """
+    at_once = 1 if model.device.type == "cpu" else max(1, TOKENS_AT_ONCE // max(lengths))
     cells = []
     for length in lengths:
         for depth in depths:
             random = Random(zlib.crc32(f"{seed} {length} {depth} {template.line}".encode()))
+            asked = [
+                make_prompt(tokenizer, template, length, random, depth) for _ in range(prompts)
+            ]
             right = 0
-            for _ in range(prompts):
-                prompt = make_prompt(tokenizer, template, length, random, depth)
-                right += is_found(model, prompt)
-                tell(length)
+            for start in range(0, prompts, at_once):
+                part = asked[start : start + at_once]
+                right += sum(are_found(model, part))
+                tell(length * len(part))
             cells.append(Cell(length, depth, right, prompts))
     return cells
 
 
 @torch.no_grad()
-def is_found(model: PreTrainedModel, prompt: Prompt) -> bool:
-    """Tell whether the model, writing greedily, would give the answer, every token of it.
+def are_found(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[bool]:
+    """Tell whether the model, writing greedily, would give each answer, every token of it.
 
     That is so if each token of the answer is the likeliest after those before it: one pass tells.
+    Shorter prompts are filled up behind their end, where nothing that counts can see it.
     """
-    tokens = torch.tensor([[*prompt.tokens, *prompt.answer]], device=model.device)
-    count = len(prompt.answer)
-    logits = model(tokens[:, :-1], use_cache=False, logits_to_keep=count).logits[0, -count:]
-    return bool((logits.argmax(-1) == tokens[0, -count:]).all())
+    rows = [[*prompt.tokens, *prompt.answer[:-1]] for prompt in prompts]
+    longest = max(map(len, rows))
+    filled = [[*row, *[row[-1]] * (longest - len(row))] for row in rows]
+    first = min(len(prompt.tokens) for prompt in prompts) - 1
+    tokens = torch.tensor(filled, device=model.device)
+    likeliest = model(tokens, use_cache=False, logits_to_keep=longest - first).logits.argmax(-1)
+    likeliest = likeliest[:, first - longest :].tolist()
+    found = []
+    for prompt, row in zip(prompts, likeliest, strict=True):
+        start = len(prompt.tokens) - 1 - first
+        found.append(row[start : start + len(prompt.answer)] == prompt.answer)
+    return found

@@ -1,0 +1,5 @@
+"""`python -m sharpmax`."""
+
+from sharpmax.cli import main
+
+main()

@@ -1,0 +1,270 @@
+"""`sharpmax calibrate`: fit β head by head, so that a model finds things where it failed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sharpmax.cli.terminal import (
+    PROSE,
+    existing_text,
+    loaded_model,
+    plain_name,
+    progress_bars,
+)
+
+if TYPE_CHECKING:
+    from sharpmax.hf import Calibration, Loaded, Plan, Score
+    from sharpmax.hf.calibrate import Examples, Settings
+
+COMPARISON, HEADS = "comparison.csv", "heads.csv"
+
+
+def calibrate(
+    model: Annotated[
+        str,
+        typer.Argument(help="smollm2-135m, gemma-3-270m, a folder, a GGUF file, or owner/name."),
+    ],
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of the longest prompts to fit to; 2048.")
+    ] = None,
+    max_text_loss: Annotated[
+        str | None,
+        typer.Option(help="How much the loss on text may grow, such as 1% (the default)."),
+    ] = None,
+    tie: Annotated[
+        list[float] | None,
+        typer.Option(help="How strongly text is tied, one after another; 8, 16, 32 and 64."),
+    ] = None,
+    heads: Annotated[
+        list[int] | None,
+        typer.Option(help="Then leave only so many heads changed; 64, 32, 16 and 8. 0 for none."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="At each of these, at most; 100.")] = None,
+    entropy: Annotated[
+        bool,
+        typer.Option(help="Whether β reads the entropy, or, at no cost at all, the length alone."),
+    ] = True,
+    text: Annotated[
+        str, typer.Option(help="To keep the predictions on: prose, or a file.")
+    ] = PROSE,
+    questions: Annotated[
+        Path | None,
+        typer.Option(help='A file of {"prompt": …, "answer": …} a line, to fit to as well.'),
+    ] = None,
+    template: Annotated[
+        list[str] | None, typer.Option(help="To fit to; several may be given.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option(help="In a step; 12.")] = None,
+    texts: Annotated[int | None, typer.Option(help="In a step; 4.")] = None,
+    check_prompts: Annotated[
+        int | None, typer.Option(help="A template and length, to see when to stop; 8.")
+    ] = None,
+    check_texts: Annotated[int | None, typer.Option(help="For the same; 8.")] = None,
+    at_once: Annotated[
+        int | None, typer.Option(help="Sequences to read together; all on a GPU, 1 on a CPU.")
+    ] = None,
+    checkpointing: Annotated[
+        bool, typer.Option(help="Compute activations twice rather than keep them.")
+    ] = False,
+    learning_rate: Annotated[float | None, typer.Option(help="Of Adam; 0.02.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of prompts and texts.")] = None,
+    compared: Annotated[
+        int, typer.Option(help="Prompts a template and length to compare policies; 0 for none.")
+    ] = 20,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16; auto is bfloat16 on a GPU.")
+    ] = "auto",
+    out: Annotated[Path | None, typer.Option(help="The folder for everything.")] = None,
+) -> None:
+    """Fit a policy by head, the weights untouched, and show what it finds and what it costs."""
+    try:
+        from sharpmax.hf import calibrate as calibrated
+        from sharpmax.hf.calibrate import Examples, Question, Settings, head_changes, total_steps
+        from sharpmax.hf.calibrate.processes import Processes
+        from sharpmax.report.calibration import write_report
+    except ImportError as error:
+        raise ValueError(
+            f"calibrate needs {error.name}: pip install 'sharpmax[transformers,report]'"
+        ) from None
+
+    given: dict[str, Any] = {
+        "length": length,
+        "max_text_loss": None if max_text_loss is None else _share(max_text_loss),
+        "ties": tie,
+        "heads": None if heads is None else [count for count in heads if count],
+        "steps": steps,
+        "entropy": entropy,
+        "templates": template,
+        "prompts": prompts,
+        "texts": texts,
+        "check_prompts": check_prompts,
+        "check_texts": check_texts,
+        "at_once": at_once,
+        "checkpointing": checkpointing,
+        "learning_rate": learning_rate,
+        "seed": seed,
+    }
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    if compared < 0:
+        raise ValueError(f"compared must be at least 0, got {compared}")
+    read = existing_text(text, (PROSE,))
+    read = None if read == PROSE else read
+    asked = [] if questions is None else Question.read(existing_text(str(questions), ()))
+    folder = out or Path("runs") / f"calibrate-{plain_name(model)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written: {error}") from None
+
+    _join_processes()
+    is_first = Processes.here().is_first
+    console = Console(quiet=not is_first)
+    loaded = loaded_model(model, device, dtype, console)
+    name = plain_name(model)
+    plan = _plan(loaded, settings, compared, read)
+    with progress_bars(console) as bars:
+        bar = bars.add_task("looking at the model", total=total_steps(settings))
+
+        def tell(stage: str, done: int) -> None:
+            bars.update(bar, description=f"fitting: {stage}", advance=done)
+
+        found = calibrated(
+            loaded.model,
+            loaded.tokenizer,
+            settings,
+            text=read,
+            questions=asked,
+            folder=folder,
+            name=name,
+            tell=tell,
+        )
+    if not is_first:
+        return
+    console.print(_points(found))
+    scores: Sequence[Score] = []
+    if plan is not None:
+        examples = Examples(loaded.tokenizer, settings, read, asked)
+        scores = _compared(loaded, found, examples, plan, console, folder)
+    chosen = found.policy or found.policies[found.points[-1].name]
+    changes = head_changes(chosen, settings.length)
+    _written(folder / HEADS, changes)
+    with console.status("drawing the figures and the page"):
+        page = write_report(
+            folder,
+            _tables(found, changes, scores),
+            asdict(settings) | {"model": model, "text": text},
+            title=f"What β makes of {name}",
+        )
+    console.print(f"Page, figures, tables and policies: {escape(str(page))}", soft_wrap=True)
+    if found.kept is None:
+        raise ValueError(
+            f"no policy finds more than the original model at a cost on text of at most "
+            f"{settings.max_text_loss:.1%}: none is kept"
+        )
+    console.print(f"The policy, {found.kept.name}: {escape(str(folder / 'sharpmax.json'))}")
+
+
+def _share(value: str) -> float:
+    """Return a share that is written as 1% or as 0.01."""
+    number = value.strip().removesuffix("%")
+    try:
+        return float(number) / (100 if number != value.strip() else 1)
+    except ValueError:
+        raise ValueError(f"max-text-loss must be a share such as 1%, got {value!r}") from None
+
+
+def _join_processes() -> None:
+    """Meet the other processes, where accelerate has launched several."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from accelerate import PartialState  # type: ignore[import-untyped]
+
+        PartialState()
+
+
+def _points(found: Calibration) -> Table:
+    table = Table(title="On prompts and text that were not fitted to")
+    for name in ("policy", "heads", "found", "loss of answers", "text", "divergence"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    plain = found.plain
+    table.add_row("plain", "0", f"{plain.retrieval:.1%}", f"{plain.answer_loss:.3f}", "", "0")
+    for point in found.points:
+        table.add_row(
+            point.name + (" (kept)" if point == found.kept else ""),
+            str(point.heads),
+            f"{point.retrieval:.1%}",
+            f"{point.answer_loss:.3f}",
+            f"{point.text_cost:+.2%}",
+            f"{point.divergence:.4f}",
+        )
+    return table
+
+
+def _plan(loaded: Loaded, settings: Settings, prompts: int, text: str | None) -> Plan | None:
+    """Return how policies are to be compared, at half the length, the length and twice that."""
+    from sharpmax.hf import Plan
+    from sharpmax.hf.evaluate import require_possible
+    from sharpmax.hf.sharpen import context_of
+
+    if not prompts:
+        return None
+    shortest = max(settings.shortest, settings.length // 2)
+    lengths = [shortest, settings.length, 2 * settings.length]
+    within = [length for length in lengths if length <= context_of(loaded.model)]
+    plan = Plan(within or None, text=text, prompts=-(-prompts // len(Plan().depths)))
+    plan = plan.within(loaded.model)
+    require_possible(plan, loaded.tokenizer)
+    return plan
+
+
+def _compared(
+    loaded: Loaded,
+    found: Calibration,
+    examples: Examples,
+    plan: Plan,
+    console: Console,
+    folder: Path,
+) -> Sequence[Score]:
+    """Lay the calibrated policy beside others, on the same prompts and texts."""
+    from sharpmax.hf import Score, evaluate
+    from sharpmax.hf.calibrate import rivals
+    from sharpmax.hf.table import write_csv
+
+    with console.status("choosing what to compare with"):
+        cases = dict(rivals(loaded.model, examples))
+    chosen = found.kept or found.points[-1]
+    cases["calibrated"] = found.policies[chosen.name]
+    with progress_bars(console, counted=False) as bars:
+        bar = bars.add_task("comparing", total=len(cases) * plan.tokens())
+        scores = evaluate(
+            loaded.model, loaded.tokenizer, cases, plan, lambda n: bars.advance(bar, n)
+        )
+    write_csv(folder / COMPARISON, Score, scores)
+    return scores
+
+
+def _written(path: Path, rows: Sequence[Any]) -> None:
+    from sharpmax.hf.table import write_csv
+
+    write_csv(path, type(rows[0]), rows)
+
+
+def _tables(found: Calibration, changes: Sequence[Any], scores: Sequence[Score]) -> Any:
+    from sharpmax.report.calibration import Tables
+
+    return Tables(
+        plain=asdict(found.plain),
+        points=[asdict(point) for point in found.points],
+        kept=None if found.kept is None else found.kept.name,
+        heads=[asdict(change) for change in changes],
+        scores=[asdict(score) for score in scores],
+    )

@@ -1,0 +1,86 @@
+"""How much the predictions on text depend on each head's numbers: the diagonal of Fisher's matrix.
+
+To second order the divergence from the original model is ½·Σ F·θ² and mixed terms. F = E[g²], where
+g is the gradient of the loss of tokens that the model itself would write. Numbers that text hardly
+feels can take long steps, and the others only short ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from sharpmax.hf.evaluate import TOKENS_AT_ONCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sharpmax.hf.calibrate.losses import Reader
+
+LONGEST = 8.0
+"""The longest step over the typical one, and the typical one over the shortest."""
+
+
+def squares(
+    reader: Reader,
+    texts: list[list[int]],
+    numbers: dict[str, Tensor],
+    states: Callable[[list[list[int]]], Tensor],
+    rounds: int,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Return the mean square of the gradient by each number, up to a common factor.
+
+    Args:
+        reader: Of the model.
+        texts: To read.
+        numbers: To differentiate by.
+        states: From texts to what logits are made of, with those numbers at work.
+        rounds: How often a text is read, with other tokens drawn.
+        seed: Of these.
+    """
+    generator = torch.Generator(reader.model.device).manual_seed(seed)
+    found = {name: torch.zeros_like(value) for name, value in numbers.items()}
+    for _ in range(rounds):
+        for text in texts:
+            loss = _loss_of_own_tokens(reader, states([text])[0], generator)
+            gradients = torch.autograd.grad(loss, list(numbers.values()))
+            for name, gradient in zip(found, gradients, strict=True):
+                found[name] += gradient.square()
+    return found
+
+
+def step_lengths(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the length of a step for each number, 1 for a typical one: 1/√F, within bounds.
+
+    Numbers without any effect, such as those of layers without attention, get the longest.
+    """
+    every = torch.cat([value.flatten() for value in found.values()])
+    typical = (
+        every[every > 0].log().median().exp() if bool((every > 0).any()) else every.new_ones(())
+    )
+    return {
+        name: (typical / value.clamp(min=1e-30)).sqrt().clamp(1 / LONGEST, LONGEST)
+        for name, value in found.items()
+    }
+
+
+def _loss_of_own_tokens(reader: Reader, states: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the loss of tokens drawn from the model's own predictions."""
+
+    def of(some: Tensor, uniform: Tensor) -> Tensor:
+        logits = reader.logits(some)
+        with torch.no_grad():
+            drawn = logits.softmax(-1).cumsum(-1).sub_(uniform).gt_(0).argmax(-1)
+        return cross_entropy(logits, drawn, reduction="sum")
+
+    uniform = torch.rand(states.shape[0], 1, generator=generator, device=states.device)
+    total = states.new_zeros((), dtype=torch.float32)
+    for start in range(0, states.shape[0], TOKENS_AT_ONCE):
+        part = slice(start, start + TOKENS_AT_ONCE)
+        total = total + checkpoint(of, states[part], uniform[part], use_reentrant=False)
+    return total

@@ -1,0 +1,87 @@
+"""Policies beside each other on the same prompts and texts."""
+
+import altair as alt
+
+from sharpmax.report import style
+from sharpmax.report.calibration.tables import FOUND, TEXT, Tables
+from sharpmax.report.chart import data
+from sharpmax.report.page import Table
+from sharpmax.report.rows import Row
+
+
+def comparison(tables: Tables) -> alt.LayerChart | None:
+    """Return the share of answers found by length, a line a policy, with 95 % intervals."""
+    rows = tables.shares()
+    if not rows:
+        return None
+    lengths = sorted({row["length"] for row in rows})
+    drawn = style.lines(str(row["case"]) for row in rows)
+    held = alt.Chart(data(rows))
+    x = alt.X(
+        "length:Q",
+        title="tokens",
+        scale=alt.Scale(type="log", base=2, nice=False, padding=12),
+        axis=alt.Axis(values=lengths, format=",d"),
+    )
+    y = alt.Y("value:Q", title="answers found", axis=alt.Axis(format=".0%"))
+    told = [
+        alt.Tooltip("case:N", title="policy"),
+        alt.Tooltip("length:Q", title="tokens", format=",d"),
+        alt.Tooltip("value:Q", title="answers found", format=".1%"),
+        alt.Tooltip("low:Q", title="from", format=".1%"),
+        alt.Tooltip("high:Q", title="to", format=".1%"),
+        alt.Tooltip("samples:Q", title="prompts", format=",d"),
+    ]
+    channels = style.channels(drawn, "case")
+    line = held.mark_line(strokeWidth=2, point={"size": 36, "filled": True})
+    bar = held.mark_rule(strokeWidth=1.5, opacity=0.6)
+    return alt.LayerChart(
+        layer=[
+            bar.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=channels["color"]),
+            line.encode(x=x, y=y, tooltip=told, **channels),
+        ]
+    ).properties(
+        title=alt.TitleParams("Answers found, templates held out", subtitle="bars: 95 % intervals"),
+        description="The share of answers found over the length, by policy.",
+    )
+
+
+def comparison_table(tables: Tables) -> Table | None:
+    """Return a row a policy: answers found at each length, then the loss on text."""
+    shares = {(row["case"], row["length"]): row for row in tables.shares()}
+    text = {(row["case"], row["length"]): row for row in tables.text()}
+    cases = list(dict.fromkeys(case for case, _ in (*shares, *text)))
+    if not cases:
+        return None
+    found_at = sorted({length for _, length in shares})
+    read_at = sorted({length for _, length in text})
+    rows = []
+    for case in cases:
+        cells = [_share(shares.get((case, length))) for length in found_at]
+        cells += [_nats(text.get((case, length))) for length in read_at]
+        rows.append([str(case), *cells])
+    header = [
+        "policy",
+        *(f"found at {length:,}" for length in found_at),
+        *(f"nats at {length:,}" for length in read_at),
+    ]
+    best = [
+        max(range(len(cases)), key=lambda i: shares.get((cases[i], length), {"value": -1})["value"])
+        for length in found_at
+    ]
+    return Table(
+        caption=f"{FOUND} over all templates with 95 % intervals, and {TEXT}",
+        header=header,
+        rows=rows,
+        strong={(row, column + 1) for column, row in enumerate(best)},
+    )
+
+
+def _share(row: Row | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row['value']:.0%} ({100 * row['low']:.0f}–{100 * row['high']:.0f})"
+
+
+def _nats(row: Row | None) -> str:
+    return "–" if row is None else f"{row['value']:.3f}"

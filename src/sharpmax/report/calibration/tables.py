@@ -1,0 +1,68 @@
+"""What a calibration's figures are drawn from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sharpmax.report.rows import Row
+
+TEXT = "text, nats a token"
+"""The task of a comparison that is no retrieval."""
+FOUND = "retrieval"
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a calibration.
+
+    Attributes:
+        plain: The original model on what was not fitted to: retrieval and text_loss.
+        points: The policies along the way: name, tie, heads, retrieval, text_cost, … of each.
+        kept: The name of the one that is kept, or None.
+        heads: What that one, or else the last, does to every head: layer, head, short, long,
+            below and above.
+        scores: Policies beside each other: case, task, length, value, low, high and samples of
+            each; empty if they were not compared.
+    """
+
+    plain: Row
+    points: Sequence[Row]
+    kept: str | None
+    heads: Sequence[Row]
+    scores: Sequence[Row] = ()
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise ValueError("points must hold at least one policy, got none")
+
+    def point(self, name: str) -> Row:
+        """Return the point of that name."""
+        return next(point for point in self.points if point["name"] == name)
+
+    def shares(self) -> list[dict[str, Any]]:
+        """Return for every case and length the share of answers found, over all templates.
+
+        The interval is Wilson's, as if all prompts were of one kind.
+        """
+        groups: dict[tuple[str, int], list[Row]] = {}
+        for score in self.scores:
+            if str(score["task"]).startswith(FOUND):
+                groups.setdefault((score["case"], score["length"]), []).append(score)
+        return [
+            {"case": case, "length": length, **_pooled(members)}
+            for (case, length), members in groups.items()
+        ]
+
+    def text(self) -> list[Row]:
+        """Return the loss on text of every case and length."""
+        return [score for score in self.scores if score["task"] == TEXT]
+
+
+def _pooled(members: Sequence[Row]) -> dict[str, float]:
+    count = sum(score["samples"] for score in members)
+    value = sum(score["value"] * score["samples"] for score in members) / count
+    z = 1.96
+    centre = (value + z * z / (2 * count)) / (1 + z * z / count)
+    reach = z / (1 + z * z / count) * (value * (1 - value) / count + z * z / (4 * count**2)) ** 0.5
+    low, high = max(0.0, centre - reach), min(1.0, centre + reach)
+    return {"value": value, "low": low, "high": high, "samples": count}

@@ -1,0 +1,100 @@
+"""`sharpmax calibrate` on a tiny model, and what it refuses."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharpmax.cli import main
+
+sys.path.append(str(Path(__file__).parents[1] / "hf"))
+from tiny_models import letters, tiny
+
+SHORT = (
+    *("--length", 660, "--steps", 1, "--tie", 0, "--heads", 2, "--prompts", 2, "--texts", 1),
+    *("--max-text-loss", "900%", "--check-prompts", 1, "--check-texts", 2),
+)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command; return its exit code, and what it said."""
+
+    def call(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["sharpmax", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "140")
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        said = capsys.readouterr()
+        return exit_.value.code or 0, said.out + said.err
+
+    return call
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    tiny("llama", max_position_embeddings=1024).save_pretrained(path)
+    letters().save_pretrained(path)
+    return path
+
+
+def test_it_leaves_policies_tables_figures_and_a_page(run, folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("It was the best of times, it was the worst of times. " * 300)
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "How many legs has a spider?", "answer": "eight"}\n' * 8)
+    out = tmp_path / "out"
+    asked = ["calibrate", folder, *SHORT, "--text", text, "--out", out, "--questions", questions]
+    code, said = run(*asked, "--compared", 1)
+    assert "On prompts and text that were not fitted to" in said
+    assert (code == 0) == (out / "sharpmax.json").exists()
+    assert code == 0 or "none is kept" in said
+    assert [
+        row["name"] for row in csv.DictReader((out / "points.csv").read_text().splitlines())
+    ] == [
+        "tie 0",
+        "2 heads",
+    ]
+    cases = {
+        row["case"] for row in csv.DictReader((out / "comparison.csv").read_text().splitlines())
+    }
+    assert cases == {"plain", "paper", "held", "log length", "one β", "entropy caps", "calibrated"}
+    assert len(list(csv.DictReader((out / "heads.csv").read_text().splitlines()))) == 2 * 4
+    assert json.loads((out / "2-heads.json").read_text())["about"]["model"] == folder.name
+    assert (out / "report.html").stat().st_size > 100_000
+    assert list((out / "figures").glob("*.png"))
+    points = (out / "points.csv").read_bytes()
+    again, _ = run(*asked, "--compared", 0)  # what is done is not done again
+    assert again == code
+    assert (out / "points.csv").read_bytes() == points
+    code, said = run(*asked, "--seed", 5)
+    assert code == 2
+    assert "other settings or of another model" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-text-loss", "little"], "max-text-loss must be a share such as 1%, got 'little'"),
+        (["--length", "100"], "length must be at least that of the shortest prompts"),
+        (["--template", "odd"], "templates must be among"),
+        (["--compared", "-1"], "compared must be at least 0"),
+        (["--text", "missing.txt"], "there is no file missing.txt"),
+        (["--questions", "missing.jsonl"], "there is no file missing.jsonl"),
+        (["--questions", __file__], "line 1 is not an object with a prompt and an answer"),
+        (["--length", "2000"], "context of 1,024 tokens, got 2,000"),
+        (["--length", "300"], "the prompts of 'magic number' do not fit"),
+    ],
+)
+def test_what_cannot_be_is_one_line(run, folder, tmp_path, arguments, message):
+    code, said = run("calibrate", folder, *arguments, "--out", tmp_path / "out")
+    assert code == 2
+    assert message in said
+    assert "Traceback" not in said

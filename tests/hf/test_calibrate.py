@@ -1,0 +1,308 @@
+"""Calibration: what is fitted, what stays as it was, and that a stopped run goes on as it was."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import letters, tiny
+
+from sharpmax import LogLinear, PerHead, Policy
+from sharpmax.hf import sharpen
+from sharpmax.hf.calibrate import (
+    Examples,
+    Question,
+    Settings,
+    calibrate,
+    head_changes,
+    rivals,
+    total_steps,
+)
+from sharpmax.hf.calibrate.curvature import step_lengths
+from sharpmax.hf.calibrate.entropies import Entropies, text_entropies
+from sharpmax.hf.calibrate.fit import Fitting
+from sharpmax.hf.calibrate.losses import Reader
+from sharpmax.hf.calibrate.processes import Processes
+from sharpmax.hf.calibrate.settings import CHECKED
+from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
+
+SETTINGS = Settings(
+    length=320,
+    shortest=256,
+    reference_length=32,
+    ties=(1.0, 4.0),
+    steps=2,
+    heads=(3, 1),
+    prompts=3,
+    texts=2,
+    weighings=1,
+    check_every=1,
+    check_prompts=1,
+    check_texts=2,
+    max_text_loss=10.0,
+)
+TEXT = "The quick brown fox jumps over the lazy dog; nobody knows why it does so. " * 80
+
+
+@pytest.fixture
+def model():
+    return tiny("llama", max_position_embeddings=512)
+
+
+@pytest.fixture(scope="module")
+def examples():
+    return Examples(letters(), SETTINGS, TEXT)
+
+
+def fitting_of(model, examples, settings=SETTINGS, processes=None):
+    return Fitting(model, examples, settings, processes or Processes())
+
+
+def answer_loss(fitting, batch) -> float:
+    with torch.no_grad(), sharpen(fitting.model, fitting.policy()):
+        return float(fitting._loss(batch.prompts, [], None, 0.0))
+
+
+def test_steps_lower_the_loss_of_what_is_fitted_to_and_leave_the_weights_alone(model, examples):
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    fitting, batch = fitting_of(model, examples), examples.batch(1)
+    plain = answer_loss(fitting, batch)
+    for _ in range(12):
+        fitting.step(batch, tie=0.0)
+    assert answer_loss(fitting, batch) < plain - 1e-3
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert model.config._attn_implementation == "eager"
+    assert not model.training
+
+
+def test_a_tie_keeps_the_predictions_on_text(model, examples):
+    batch, found = examples.batch(1), []
+    for tie in (0.0, 1000.0):
+        fitting = fitting_of(model, examples)
+        for _ in range(8):
+            fitting.step(batch, tie)
+        found.append(fitting.check().divergence)
+    assert found[1] < found[0] / 2
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_gradients_are_those_of_differences(examples, entropy):
+    model = tiny("llama", max_position_embeddings=512).double()
+    fitting = fitting_of(model, examples, dataclasses.replace(SETTINGS, entropy=entropy))
+    fitting.numbers = {
+        name: (0.1 * torch.randn(2, 4, dtype=torch.float64)).requires_grad_()
+        for name in fitting.numbers
+    }
+    batch = examples.batch(1)
+    with torch.no_grad():
+        original = fitting.reader.states(batch.texts)
+
+    def loss() -> torch.Tensor:
+        with sharpen(model, PerHead(fitting._base(), fitting._masked())):
+            return fitting._loss(batch.prompts, batch.texts, original, 2.0)
+
+    gradients = torch.autograd.grad(loss(), list(fitting.numbers.values()))
+    for (name, value), gradient in zip(fitting.numbers.items(), gradients, strict=True):
+        ends = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                value[1, 2] += sign * 1e-2
+                ends.append(float(loss()))
+                value[1, 2] -= sign * 1e-2
+        expected = (ends[0] - ends[1]) / 2e-2
+        assert float(gradient[1, 2]) == pytest.approx(expected, rel=0.01, abs=1e-5), name
+
+
+@pytest.mark.parametrize(
+    "change", [{"at_once": 1}, {"at_once": 2}, {"checkpointing": True}], ids=str
+)
+def test_less_memory_gives_the_same_step(model, examples, change):
+    results = []
+    for settings in (
+        dataclasses.replace(SETTINGS, at_once=5),
+        dataclasses.replace(SETTINGS, **change),
+    ):
+        fitting = fitting_of(model, examples, settings)
+        fitting.step(examples.batch(1), 3.0)
+        results.append({name: value.grad.clone() for name, value in fitting.numbers.items()})
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(results[1][name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_only_some_heads_stay_changed(model, examples):
+    fitting = fitting_of(model, examples)
+    for step in range(3):
+        fitting.step(examples.batch(step), 1.0)
+    largest = fitting.changes().flatten().argmax()
+    fitting.keep_heads(2)
+    fitting.step(examples.batch(3), 1.0)
+    changed = fitting.changes().flatten() > 0
+    assert changed.sum() == 2
+    assert changed[largest]
+    changes = head_changes(fitting.policy(), SETTINGS.length)
+    assert sum(bool(c.short or c.long or c.below or c.above) for c in changes) == 2
+
+
+def test_numbers_that_text_hardly_feels_take_longer_steps():
+    lengths = step_lengths({"offset": torch.tensor([1e-9, 0.25, 1.0, 4.0, 1e9, 0.0])})["offset"]
+    torch.testing.assert_close(lengths, torch.tensor([8.0, 2.0, 1.0, 0.5, 0.125, 8.0]))
+
+
+def test_the_band_of_a_head_moves_with_the_length():
+    lengths = torch.arange(64.0, 1064.0, dtype=torch.float64)[None]
+    noise = torch.linspace(-1, 1, 1000, dtype=torch.float64)[torch.randperm(1000)]
+    band = Entropies((0.7 * lengths.log() + 2 + noise)[:, None], lengths).band(0.8)
+    assert float(band["drift"]) == pytest.approx(0.7, abs=0.1)
+    assert float(band["high"] - band["low"]) == pytest.approx(1.6, abs=0.1)
+
+
+def test_entropies_are_those_of_the_models_own_weights(model, examples):
+    text = examples.fitted_texts()[0]
+    found = text_entropies(Reader(model), [text])
+    weights = model(torch.tensor([text]), output_attentions=True).attentions
+    wanted = torch.stack([torch.special.entr(w[0]).sum(-1)[:, 63::4] for w in weights])
+    torch.testing.assert_close(found.values.float(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(model, tmp_path):
+    whole = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "a")
+    steps = 0
+
+    def stop(_: str, done: int) -> None:
+        nonlocal steps
+        steps += done
+        if steps > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "b", tell=stop)
+    assert model.config._attn_implementation == "eager"
+    told: list[int] = []
+    again = calibrate(
+        model,
+        letters(),
+        SETTINGS,
+        text=TEXT,
+        folder=tmp_path / "b",
+        tell=lambda _, done: told.append(done),
+    )
+    assert again.points == whole.points
+    assert again.policies == whole.policies
+    assert sum(told) < total_steps(SETTINGS)
+    finished = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "a")
+    assert finished.points == whole.points
+
+
+def test_the_folder_holds_policies_that_tell_where_they_come_from(model, tmp_path):
+    found = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
+    assert [point.name for point in found.points] == ["tie 1", "tie 4", "3 heads", "1 heads"]
+    assert [point.heads for point in found.points][-2:] == [3, 1]
+    for point in found.points:
+        path = tmp_path / f"{point.name.replace(' ', '-')}.json"
+        policy = Policy.load(path)
+        assert policy == found.policies[point.name]
+        assert isinstance(policy, PerHead)
+        assert isinstance(policy.base, LogLinear)
+        about = json.loads(path.read_text())["about"]
+        assert about["model"] == "tiny"
+        assert about["settings"]["seed"] == 0
+        assert about["figures"]["point"]["retrieval"] == point.retrieval
+    with sharpen(model, Policy.load(path)):
+        pass
+    with pytest.raises(ValueError, match="heads"):
+        sharpen(tiny("llama", num_hidden_layers=1), Policy.load(path))
+    with pytest.raises(ValueError, match="other settings or of another model"):
+        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="other")
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(ValueError, match="remove the folder to begin anew"):
+        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
+
+
+def test_nothing_is_kept_that_costs_too_much(model):
+    strict = dataclasses.replace(SETTINGS, max_text_loss=0.0, heads=(), ties=(0.0,), steps=1)
+    found = calibrate(model, letters(), strict, text=TEXT)
+    if found.points[0].text_cost > 0 or found.points[0].retrieval <= found.plain.retrieval:
+        assert found.kept is None
+        assert found.policy is None
+
+
+def _work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(os.path.join(folder, "store"), 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    model = tiny("llama", max_position_embeddings=512)
+    fitting = fitting_of(model, Examples(letters(), SETTINGS, TEXT), processes=Processes.here())
+    fitting.step(fitting.examples.batch(1), 2.0)
+    gradients = {name: value.grad for name, value in fitting.numbers.items()}
+    torch.save(gradients, os.path.join(folder, f"{rank}.pt"))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_take_the_step_of_one(model, examples, tmp_path):
+    torch.multiprocessing.spawn(_work, (str(tmp_path),), nprocs=2)
+    fitting = fitting_of(model, examples)
+    fitting.step(examples.batch(1), 2.0)
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for name, value in fitting.numbers.items():
+            torch.testing.assert_close(found[name], value.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_rivals_fit_the_model(model, examples):
+    cases = rivals(model, examples)
+    assert list(cases) == ["plain", "paper", "held", "log length", "one β", "entropy caps"]
+    tokens = torch.tensor(examples.fitted_texts()[:1])
+    for policy in cases.values():
+        if policy is not None:
+            with torch.no_grad(), sharpen(model, policy):
+                assert model(tokens).logits.isfinite().all()
+
+
+def test_questions_of_the_users_own_are_every_other_prompt():
+    questions = [Question(f"Who is number {i}?", "nobody") for i in range(8)]
+    examples = Examples(letters(), SETTINGS, TEXT, questions)
+    read = letters().decode
+    own = [p for p in examples.batch(0).prompts if "Who" in read(p.tokens).replace(" ", "")]
+    assert len(own) == 2
+    checked = examples.checked_prompts()[-2:]
+    assert [read(p.tokens).replace(" ", "")[-2] for p in checked] == ["3", "7"]
+    with pytest.raises(ValueError, match="questions must be at least 4, got 1"):
+        Examples(letters(), SETTINGS, TEXT, questions[:1])
+    with pytest.raises(ValueError, match="more than the length of 320"):
+        Examples(letters(), SETTINGS, TEXT, [Question("a" * 400, "b")] * 4)
+
+
+def test_templates_are_for_one_thing_each():
+    settings = Settings()
+    assert not {*settings.templates} & {*CHECKED, *HELD_OUT}
+    assert {*settings.templates, *CHECKED, *HELD_OUT} == {*TEMPLATES}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 100}, "length must be at least that of the shortest prompts, 256, got 100"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"ties": ()}, "ties must be numbers of at least 0"),
+        ({"heads": (0,)}, "heads must be at least 1"),
+        ({"templates": ("odd",)}, "templates must be among code"),
+        ({"templates": CHECKED}, "must be given, and differ"),
+        ({"max_text_loss": -1.0}, "max_text_loss must be at least 0"),
+        ({"band": 1.0}, "band must be at least 0 and below 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+    ],
+)
+def test_settings_that_cannot_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SETTINGS, **change)
+
+
+def test_what_does_not_fit(model):
+    with pytest.raises(ValueError, match="text has 76 tokens, and 2,560 are the least"):
+        Examples(letters(), SETTINGS, TEXT[:76])
+    longer = dataclasses.replace(SETTINGS, length=600)
+    with pytest.raises(ValueError, match="context of 512 tokens, got 600"):
+        calibrate(model, letters(), longer, text=TEXT, folder=Path("unused"))

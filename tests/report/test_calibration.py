@@ -1,0 +1,130 @@
+"""The report of a calibration: its figures, its sentences, and its page as a reader meets it."""
+
+import pytest
+
+from sharpmax.report.calibration import Tables, figures, page, write_report
+from sharpmax.report.calibration.comparison import comparison_table
+from sharpmax.report.calibration.report import finding
+from sharpmax.report.chart import specification
+
+pytest.importorskip("selenium", reason="selenium drives the browser")
+
+from selenium.webdriver.common.by import By
+from shown_page import ground, set_theme, set_width, shown
+
+CASES = ("plain", "paper", "entropy caps", "calibrated")
+
+
+def point(name: str, heads: int, retrieval: float, text_cost: float) -> dict:
+    return {
+        "name": name,
+        "tie": 8.0,
+        "heads": heads,
+        "steps": 100,
+        "retrieval": retrieval,
+        "answer_loss": 1.0,
+        "text_loss": 2.0,
+        "divergence": 0.01,
+        "text_cost": text_cost,
+    }
+
+
+def tables(kept: str | None = "tie 16", compared: bool = True) -> Tables:
+    heads = [
+        {
+            "layer": layer,
+            "head": head,
+            "short": 0.1 * head,
+            "long": 0.3 * (layer - 2),
+            "below": 0.0,
+            "above": 0.2 * (head - 1),
+        }
+        for layer in range(6)
+        for head in range(3)
+    ]
+    scores = [
+        {
+            "case": case,
+            "task": task,
+            "length": length,
+            "depth": 0.5,
+            "value": 0.1 + 0.2 * place if task.startswith("retrieval") else 3.5 + 0.01 * place,
+            "low": 0.0,
+            "high": 1.0,
+            "samples": 50,
+        }
+        for place, case in enumerate(CASES)
+        for task in ("retrieval: room", "retrieval: train", "text, nats a token")
+        for length in (1024, 2048)
+    ]
+    points = [
+        point("tie 8", 18, 0.8, 0.04),
+        point("tie 16", 17, 0.6, 0.008),
+        point("8 heads", 8, 0.5, 0.005),
+        point("2 heads", 2, 0.2, 0.001),
+    ]
+    plain = {"retrieval": 0.1, "answer_loss": 3.0, "text_loss": 2.0, "divergence": 0.0}
+    return Tables(plain, points, kept, heads, scores if compared else [])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calibration")
+    return write_report(folder, tables(), {"model": "a <model>"}, "β & heads")
+
+
+@pytest.fixture
+def opened(browser, written):
+    yield from shown(browser, written)
+
+
+@pytest.mark.parametrize("name", ["frontier", "fewer_heads", "comparison", "heads"])
+def test_every_figure_is_a_png_and_an_svg(written, name):
+    png = (written.parent / "figures" / f"{name}.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert (written.parent / "figures" / f"{name}.svg").read_text("utf-8").startswith("<svg")
+
+
+def test_the_finding_names_what_was_kept_and_what_it_costs():
+    assert finding(tables()).startswith(
+        "With β changed in 17 heads, the model finds 60% of the answers in place of 10%"
+    )
+    assert "+0.80%" in finding(tables())
+    assert finding(tables(kept=None)).startswith("No policy was kept. The original model finds 10%")
+
+
+def test_policies_are_pooled_over_templates_and_the_best_is_bold():
+    table = comparison_table(tables())
+    assert table is not None
+    assert table.header == [
+        "policy",
+        "found at 1,024",
+        "found at 2,048",
+        "nats at 1,024",
+        "nats at 2,048",
+    ]
+    assert table.rows[3][:2] == ["calibrated", "70% (60–78)"]
+    assert table.rows[0][3] == "3.500"
+    assert (3, 1) in table.strong
+
+
+def test_without_a_comparison_and_without_fewer_heads():
+    bare = Tables(tables().plain, tables().points[:1], None, tables().heads)
+    assert set(figures(bare)) == {"frontier", "heads"}
+    for chart in figures(bare).values():
+        specification(chart)
+    assert "Beside other policies" not in page(bare, {}, "One").html()
+
+
+def test_no_points_are_refused():
+    with pytest.raises(ValueError, match="points must hold at least one policy"):
+        Tables({}, [], None, [])
+
+
+def test_the_page_opens_in_light_and_dark_and_on_a_narrow_screen(opened):
+    assert len(opened.find_elements(By.CSS_SELECTOR, "svg.marks, canvas.marks")) >= 5
+    light = ground(opened)
+    set_theme(opened, "dark")
+    assert ground(opened) != light
+    set_width(opened, 420)
+    assert opened.execute_script("return document.documentElement.scrollWidth") <= 440
