@@ -29,6 +29,7 @@ class Line:
 # Okabe and Ito's colours, with softmax and argmax in grey and black.
 POLICIES: Mapping[str, Line] = {
     "softmax": Line("#7a828b", "#a3abb4"),
+    "plain": Line("#7a828b", "#a3abb4"),
     "paper": Line("#0072b2", "#4ba3e3"),
     "held": Line("#56b4e9", "#a5dcff", (7, 3)),
     "log length": Line("#009e73", "#35c99c"),

@@ -40,7 +40,7 @@ def frontier(tables: Tables) -> alt.LayerChart:
 
 def by_heads(tables: Tables) -> alt.LayerChart | None:
     """Return what is found with fewer and fewer heads, or None if that was not tried."""
-    rows = [row for row in _rows(tables) if row["kind"] == FEWER]
+    rows = [row for row in _rows(tables) if _has_fewer_heads(row["name"])]
     if not rows:
         return None
     drawn = alt.Chart(data(rows))
@@ -89,11 +89,15 @@ def _rows(tables: Tables) -> list[dict[str, Any]]:
     }
     rows = [plain]
     for point in tables.points:
-        kind = FEWER if str(point["name"]).endswith("heads") else EVERY
-        kept = KEPT if point["name"] == tables.kept and kind == EVERY else kind
+        kind = FEWER if _has_fewer_heads(point["name"]) else EVERY
+        kind = KEPT if point["name"] == tables.kept else kind
         fields = ("name", "heads", "retrieval", "text_cost")
-        rows.append({"kind": kept, **{field: point[field] for field in fields}})
+        rows.append({"kind": kind, **{field: point[field] for field in fields}})
     return rows
+
+
+def _has_fewer_heads(name: str) -> bool:
+    return name.endswith("heads")
 
 
 def _percent(form: str) -> alt.Axis:

@@ -30,7 +30,7 @@ def _map(heads: Sequence[Row], field: str) -> alt.Chart:
     reach = max((abs(row[field]) for row in heads), default=0.0) or 1.0
     colour = alt.Color(
         f"{field}:Q",
-        scale=alt.Scale(domain=[-reach, 0, reach], range=list(style.DIVERGING)),
+        scale=alt.Scale(domain=[-reach, 0, reach], range=list(style.DIVERGING), interpolate="rgb"),
         legend=alt.Legend(title=None, orient="bottom", gradientLength=160, tickCount=3),
     )
     told = [
