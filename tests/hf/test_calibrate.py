@@ -12,7 +12,9 @@ from tiny_models import letters, tiny
 from sharpmax import LogLinear, PerHead, Policy
 from sharpmax.hf import sharpen
 from sharpmax.hf.calibrate import (
+    Check,
     Examples,
+    Point,
     Question,
     Settings,
     calibrate,
@@ -26,6 +28,7 @@ from sharpmax.hf.calibrate.fit import Fitting
 from sharpmax.hf.calibrate.losses import Reader
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import CHECKED
+from sharpmax.hf.calibrate.study import _Folder, _Study
 from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
 
 SETTINGS = Settings(
@@ -167,14 +170,15 @@ def test_entropies_are_those_of_the_models_own_weights(model, examples):
     torch.testing.assert_close(found.values.float(), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(model, tmp_path):
+@pytest.mark.parametrize("until", [5, 8])  # among the ties, and among the heads
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(model, tmp_path, until):
     whole = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "a")
     steps = 0
 
     def stop(_: str, done: int) -> None:
         nonlocal steps
         steps += done
-        if steps > 5:
+        if steps > until:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -191,7 +195,7 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(model, tmp_path):
     )
     assert again.points == whole.points
     assert again.policies == whole.policies
-    assert sum(told) < total_steps(SETTINGS)
+    assert sum(told) == total_steps(SETTINGS)
     finished = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "a")
     assert finished.points == whole.points
 
@@ -216,17 +220,31 @@ def test_the_folder_holds_policies_that_tell_where_they_come_from(model, tmp_pat
         sharpen(tiny("llama", num_hidden_layers=1), Policy.load(path))
     with pytest.raises(ValueError, match="other settings or of another model"):
         calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="other")
+    with torch.no_grad():
+        model.lm_head.weight += 1e-3
+    with pytest.raises(ValueError, match="other settings or of another model"):
+        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
+    with torch.no_grad():
+        model.lm_head.weight -= 1e-3
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(ValueError, match="remove the folder to begin anew"):
         calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
 
 
-def test_nothing_is_kept_that_costs_too_much(model):
-    strict = dataclasses.replace(SETTINGS, max_text_loss=0.0, heads=(), ties=(0.0,), steps=1)
-    found = calibrate(model, letters(), strict, text=TEXT)
-    if found.points[0].text_cost > 0 or found.points[0].retrieval <= found.plain.retrieval:
-        assert found.kept is None
-        assert found.policy is None
+def test_the_best_within_the_cost_is_kept_and_nothing_that_is_no_better(model, examples):
+    settings = dataclasses.replace(SETTINGS, max_text_loss=0.01)
+    fitting = fitting_of(model, examples, settings)
+    nowhere = _Folder(None, model, "", examples, Processes())
+    study = _Study(fitting, settings, nowhere, lambda *_: None)
+    study.plain = Check(retrieval=0.2, answer_loss=1.0, text_loss=2.0, divergence=0.0)
+
+    def point(name: str, retrieval: float, text_cost: float) -> Point:
+        return Point(name, 1.0, 1, 1, retrieval, 1.0, 2.0, 0.0, text_cost)
+
+    dear, good, fair = point("dear", 0.9, 0.02), point("good", 0.6, 0.01), point("fair", 0.5, 0.0)
+    assert study.best([dear, fair, good]) == good
+    assert study.best([dear]) is None
+    assert study.best([point("no better", 0.2, 0.0)]) is None
 
 
 def _work(rank: int, folder: str) -> None:
@@ -235,6 +253,7 @@ def _work(rank: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     model = tiny("llama", max_position_embeddings=512)
     fitting = fitting_of(model, Examples(letters(), SETTINGS, TEXT), processes=Processes.here())
+    fitting.weigh()
     fitting.step(fitting.examples.batch(1), 2.0)
     gradients = {name: value.grad for name, value in fitting.numbers.items()}
     torch.save(gradients, os.path.join(folder, f"{rank}.pt"))
@@ -244,6 +263,7 @@ def _work(rank: int, folder: str) -> None:
 def test_two_processes_take_the_step_of_one(model, examples, tmp_path):
     torch.multiprocessing.spawn(_work, (str(tmp_path),), nprocs=2)
     fitting = fitting_of(model, examples)
+    fitting.weigh()
     fitting.step(examples.batch(1), 2.0)
     for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
@@ -291,6 +311,8 @@ def test_templates_are_for_one_thing_each():
         ({"templates": ("odd",)}, "templates must be among code"),
         ({"templates": CHECKED}, "must be given, and differ"),
         ({"max_text_loss": -1.0}, "max_text_loss must be at least 0"),
+        ({"ties": (8.0, 8.0)}, "ties must differ, got 8, 8"),
+        ({"at_once": 0}, "at_once must be at least 1, got 0"),
         ({"band": 1.0}, "band must be at least 0 and below 1"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
     ],

@@ -23,7 +23,7 @@ from sharpmax.cli.terminal import (
 
 if TYPE_CHECKING:
     from sharpmax.hf import Calibration, Loaded, Plan, Score
-    from sharpmax.hf.calibrate import Examples, Settings
+    from sharpmax.hf.calibrate import Examples
 
 COMPARISON, HEADS = "comparison.csv", "heads.csv"
 
@@ -89,8 +89,16 @@ def calibrate(
     """Fit a policy by head, the weights untouched, and show what it finds and what it costs."""
     try:
         from sharpmax.hf import calibrate as calibrated
-        from sharpmax.hf.calibrate import Examples, Question, Settings, head_changes, total_steps
+        from sharpmax.hf.calibrate import (
+            Examples,
+            HeadChange,
+            Question,
+            Settings,
+            head_changes,
+            total_steps,
+        )
         from sharpmax.hf.calibrate.processes import Processes
+        from sharpmax.hf.table import write_csv
         from sharpmax.report.calibration import write_report
     except ImportError as error:
         raise ValueError(
@@ -131,7 +139,8 @@ def calibrate(
     console = Console(quiet=not is_first)
     loaded = loaded_model(model, device, dtype, console)
     name = plain_name(model)
-    plan = _plan(loaded, settings, compared, read)
+    examples = Examples(loaded.tokenizer, settings, read, asked)
+    plan = _plan(loaded, examples, compared)
     with progress_bars(console) as bars:
         bar = bars.add_task("looking at the model", total=total_steps(settings))
 
@@ -153,11 +162,10 @@ def calibrate(
     console.print(_points(found))
     scores: Sequence[Score] = []
     if plan is not None:
-        examples = Examples(loaded.tokenizer, settings, read, asked)
         scores = _compared(loaded, found, examples, plan, console, folder)
     chosen = found.policy or found.policies[found.points[-1].name]
     changes = head_changes(chosen, settings.length)
-    _written(folder / HEADS, changes)
+    write_csv(folder / HEADS, HeadChange, changes)
     with console.status("drawing the figures and the page"):
         page = write_report(
             folder,
@@ -209,18 +217,25 @@ def _points(found: Calibration) -> Table:
     return table
 
 
-def _plan(loaded: Loaded, settings: Settings, prompts: int, text: str | None) -> Plan | None:
-    """Return how policies are to be compared, at half the length, the length and twice that."""
+def _plan(loaded: Loaded, examples: Examples, prompts: int) -> Plan | None:
+    """Return how policies are to be compared, at half the length, the length and twice that.
+
+    The text is the part of it that nothing is fitted to.
+    """
     from sharpmax.hf import Plan
     from sharpmax.hf.evaluate import require_possible
     from sharpmax.hf.sharpen import context_of
 
     if not prompts:
         return None
+    settings = examples.settings
     shortest = max(settings.shortest, settings.length // 2)
     lengths = [shortest, settings.length, 2 * settings.length]
-    within = [length for length in lengths if length <= context_of(loaded.model)]
-    plan = Plan(within or None, text=text, prompts=-(-prompts // len(Plan().depths)))
+    # Text that is read as letters again may have a few tokens fewer.
+    most = min(context_of(loaded.model), 0.95 * examples.checked_tokens)
+    within = [length for length in lengths if length <= most] or [shortest // 2]
+    each = -(-prompts // len(Plan().depths))
+    plan = Plan(within, text=examples.checked_text(), prompts=each)
     plan = plan.within(loaded.model)
     require_possible(plan, loaded.tokenizer)
     return plan
@@ -250,12 +265,6 @@ def _compared(
         )
     write_csv(folder / COMPARISON, Score, scores)
     return scores
-
-
-def _written(path: Path, rows: Sequence[Any]) -> None:
-    from sharpmax.hf.table import write_csv
-
-    write_csv(path, type(rows[0]), rows)
 
 
 def _tables(found: Calibration, changes: Sequence[Any], scores: Sequence[Score]) -> Any:

@@ -169,11 +169,12 @@ def by_case(
     require_possible(plan, tokenizer)
     for case, policy in policies.items():
         with contextlib.nullcontext() if policy is None else sharpen(model, policy):
-            yield [
+            scores = [
                 *_text(case, model, tokenizer, plan, tell),
                 *_retrieval(case, model, tokenizer, plan, tell),
                 *_harness(case, model, tokenizer, plan),
             ]
+        yield scores
 
 
 @torch.no_grad()

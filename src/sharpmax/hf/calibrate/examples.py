@@ -106,6 +106,8 @@ class Examples:
                 f"least for windows of {settings.length:,}"
             )
         self._start, self._fitted, self._checked = start, tokens[:fitted], tokens[fitted:]
+        for name in (*settings.templates, *settings.checked):
+            self._prompt(name, settings.shortest, Random(0))  # which says if there is no room
 
     def batch(self, step: int) -> Batch:
         """Return the sequences of a step, all of about one length."""
@@ -141,6 +143,17 @@ class Examples:
     def checked_texts(self) -> list[list[int]]:
         """Return the windows of text to look at."""
         return self._windows(self._checked)
+
+    def checked_text(self) -> str:
+        """Return the part of the text that nothing is fitted to, which is looked at."""
+        text = self.tokenizer.decode(self._checked, skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
+    @property
+    def checked_tokens(self) -> int:
+        """How many tokens that part has."""
+        return len(self._checked)
 
     def fitted_texts(self) -> list[list[int]]:
         """Return as many windows of the text that is fitted to."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpmax.hf.calibrate.curvature import squares, step_lengths
 from sharpmax.hf.calibrate.entropies import text_entropies
@@ -92,7 +93,7 @@ class Fitting:
             with sharpen(self.model, PerHead(self._base(), at_work | self._band)):
                 return self.reader.states(texts)
 
-        with _frozen(self.model, checkpointing=False):
+        with _frozen(self.model, self.settings.checkpointing):
             found = squares(
                 self.reader,
                 self.examples.fitted_texts(),
@@ -101,7 +102,9 @@ class Fitting:
                 self.settings.weighings,
                 self.settings.seed,
             )
-        self._lengths = self.processes.first(step_lengths(found))
+        lengths = {name: value.cpu() for name, value in step_lengths(found).items()}
+        told = self.processes.first(lengths)
+        self._lengths = {name: value.to(self.chosen.device) for name, value in told.items()}
 
     def policy(self) -> PerHead:
         """Return the policy as it is now, with plain numbers."""
@@ -137,7 +140,8 @@ class Fitting:
                 with sharpen(self.model, PerHead(self._base(), self._masked())):
                     self._loss(prompts, texts, original, tie).backward()  # type: ignore[no-untyped-call]
         for value in self.numbers.values():
-            assert value.grad is not None
+            if value.grad is None:  # more processes than sequences
+                value.grad = torch.zeros_like(value)
             processes.add_up(value.grad)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * settings.learning_rate
@@ -282,22 +286,27 @@ def _mean(values: Sequence[float]) -> float:
 
 @contextmanager
 def _frozen(model: PreTrainedModel, checkpointing: bool) -> Iterator[None]:
-    """Let gradients flow through the model, but to none of its weights."""
+    """Let gradients flow through the model, but to none of its weights.
+
+    Checkpoints are made in training alone, so the layers that make them are told that they are in
+    it, and nothing within them is: nothing is dropped.
+    """
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    was_training = model.training
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()  # checkpoints are made in training alone, in which nothing may be dropped
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.eval()
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    before = model.is_gradient_checkpointing
     try:
+        for parameter in wanted:
+            parameter.requires_grad_(False)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            for layer in layers:
+                layer.training = True
         yield
     finally:
         for parameter in wanted:
             parameter.requires_grad_(True)
         if checkpointing:
-            model.gradient_checkpointing_disable()  # type: ignore[no-untyped-call]
-            model.train(was_training)
+            for layer in layers:
+                layer.training = model.training
+            if not before:
+                model.gradient_checkpointing_disable()  # type: ignore[no-untyped-call]

@@ -93,6 +93,12 @@ class Settings:
             raise ValueError(f"ties must be numbers of at least 0, got {list(self.ties)}")
         if any(count < 1 for count in self.heads):
             raise ValueError(f"heads must be at least 1, got {list(self.heads)}")
+        for name, form in (("ties", "g"), ("heads", "d")):
+            told = [format(value, form) for value in getattr(self, name)]
+            if len({*told}) < len(told):
+                raise ValueError(f"{name} must differ, got {', '.join(told)}")
+        if self.at_once is not None and self.at_once < 1:
+            raise ValueError(f"at_once must be at least 1, got {self.at_once}")
         if not self.max_text_loss >= 0:
             raise ValueError(f"max_text_loss must be at least 0, got {self.max_text_loss}")
         if not self.learning_rate > 0:

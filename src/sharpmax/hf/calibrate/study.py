@@ -6,6 +6,7 @@ Everything that was found lies in a folder, and a run that was stopped goes on f
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -162,6 +163,7 @@ def head_changes(policy: Policy, length: int) -> list[HeadChange]:
         raise TypeError(f"policy must be one that calibrate has made, got {type(policy).__name__}")
     layers, heads = policy.shape
     growth = math.log(max(1.0, length / float(policy.base.reference_length)))
+    limit = math.log(float(policy.base.most))
 
     def of(name: str, layer: int, head: int) -> float:
         return float(policy.by_head[name][layer][head]) if name in policy.by_head else 0.0
@@ -170,8 +172,11 @@ def head_changes(policy: Policy, length: int) -> list[HeadChange]:
         HeadChange(
             layer,
             head,
-            short=of("offset", layer, head),
-            long=of("offset", layer, head) + growth * of("by_length", layer, head),
+            short=max(-limit, min(limit, of("offset", layer, head))),
+            long=max(
+                -limit,
+                min(limit, of("offset", layer, head) + growth * of("by_length", layer, head)),
+            ),
             below=of("below", layer, head),
             above=of("above", layer, head),
         )
@@ -230,6 +235,7 @@ class _Study:
         before = self.step
         if name in self.policies:  # done before the run was stopped
             self.fitting.resume(self.states[name])
+            self.tell(name, steps)
             return
         best: tuple[Check, dict[str, Tensor], int] | None = None
         disappointments = 0
@@ -288,21 +294,23 @@ class _Folder:
             "heads": heads,
             "settings": json.loads(json.dumps(asdict(examples.settings))),
             "data": examples.digest,
+            "weights": _fingerprint(model),
         }
 
     def resume(self, study: _Study) -> None:
         """Take up what was found before."""
-        if self.path is None or not (self.path / STATE).is_file():
+        found = study.fitting.processes.first(self._read() if self._writes else None)
+        if found is None:
             return
         try:
-            saved = json.loads((self.path / STATE).read_text(encoding="utf-8"))
-            tensors = load_file(self.path / TENSORS)
+            saved, tensors = found
             about, points = saved["about"], [Point(**point) for point in saved["points"]]
             policies = {n: Policy.from_dict(data) for n, data in saved["policies"].items()}
             step = int(saved["step"])
         except Exception as error:  # whatever lies in a file that was damaged
             raise ValueError(
-                f"{self.path / STATE} cannot be read ({error}): remove the folder to begin anew"
+                f"{self.path} holds a state that cannot be read ({error}): remove the folder to "
+                "begin anew"
             ) from None
         if about != self._about:
             raise ValueError(
@@ -313,6 +321,16 @@ class _Folder:
         for name, tensor in tensors.items():
             stage, _, key = name.partition("::")
             study.states.setdefault(stage, {})[key] = tensor
+
+    def _read(self) -> tuple[Any, dict[str, Tensor]] | None:
+        """Return what lies in the folder, as far as it can be read."""
+        if self.path is None or not (self.path / STATE).is_file():
+            return None
+        try:
+            saved = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+            return saved, load_file(self.path / TENSORS)
+        except Exception as error:  # whatever lies in a file that was damaged
+            return {"damaged": str(error)}, {}
 
     def keep(self, study: _Study) -> None:
         """Write everything that was found so far; the old is replaced when the new is whole."""
@@ -359,6 +377,15 @@ class _Folder:
 def rate(done: float) -> float:
     """Return the share of the learning rate at a share of a stage's steps: a cosine."""
     return SLOWEST + (1 - SLOWEST) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Return what tells models of one shape apart: their dtype, and a few of all their numbers."""
+    digest = hashlib.sha256(str(model.dtype).encode())
+    for weight in model.parameters():
+        some = weight.detach().flatten()[:: max(1, weight.numel() // 16)]
+        digest.update(some.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def file_name(point: str) -> str:

@@ -40,7 +40,7 @@ def frontier(tables: Tables) -> alt.LayerChart:
 
 def by_heads(tables: Tables) -> alt.LayerChart | None:
     """Return what is found with fewer and fewer heads, or None if that was not tried."""
-    rows = [row for row in _rows(tables) if _has_fewer_heads(row["name"])]
+    rows = [row for row in _rows(tables) if _has_fewer_heads(row["name"]) and row["heads"]]
     if not rows:
         return None
     drawn = alt.Chart(data(rows))

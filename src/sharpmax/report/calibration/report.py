@@ -69,7 +69,7 @@ def _comparison(tables: Tables) -> Section | None:
     return Section(
         "Beside other policies",
         "All met the same prompts and texts. The templates, the keys and the values of the prompts "
-        "are not among those that were fitted to.",
+        "are not among those that were fitted to, and neither is the text.",
         [chart.properties(width="container", height=HEIGHT)],
         comparison_table(tables),
     )

@@ -18,6 +18,8 @@ Words = Literal["fit", "test"]
 TEST_SHARE = 4
 """Of so many keys, and of so many values, one is for tests."""
 LINES_AT_ONCE = 64
+MOST_TRIES = 100
+"""After which a word may come again."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,18 @@ def is_for_tests(text: str) -> bool:
 
 
 def _unlike(kind: Callable[[Random], str], random: Random, words: Words) -> Iterator[str]:
-    """Yield words of a kind, each but once as long as there are others."""
-    made: set[str] = set()
+    """Yield words of a kind, each but once as long as there are others; the first never again."""
+    made: list[str] = []
+    known: set[str] = set()
     tries = 0
     while True:
         text = kind(random)
         tries += 1
-        if is_for_tests(text) == (words == "test") and (text not in made or tries > 100):
-            made.add(text)
+        if is_for_tests(text) != (words == "test") or text in made[:1]:
+            continue
+        if text not in known or tries > MOST_TRIES:
+            made.append(text)
+            known.add(text)
             tries = 0
             yield text
 

@@ -51,7 +51,8 @@ class Launcher:
             self.kernel[grid](*tensors, *numbers, **settings)
             return
         device = torch.cuda.current_device()
-        key = (device, *map(_kind, tensors), *numbers, *settings.values())
+        kinds = (*map(_kind, tensors), *map(type, numbers))
+        key = (device, *kinds, *numbers, *settings.values())
         compiled = self._compiled.get(key)
         if compiled is None:
             if len(self._compiled) >= MOST_KEPT:

@@ -1,0 +1,95 @@
+"""Attention with a temperature for every row, as `jax.nn.dot_product_attention` is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+from sharpmax.jax import sharded
+from sharpmax.jax.row_statistics import implementation_of
+from sharpmax.jax.scores import Scores, require_like
+from sharpmax.policies import PAPER
+from sharpmax.policy import Policy, require_policy
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from sharpmax.statistics import RowStatistics
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    policy: Policy = PAPER,
+    implementation: str | None = None,
+    axis_name: str | None = None,
+    return_statistics: bool = False,
+) -> Array | tuple[Array, RowStatistics]:
+    """Return softmax(β·logits)·value, each row's β chosen by the policy.
+
+    With `Fixed(1.0)` it equals `jax.nn.dot_product_attention`, but for rows that see no key: they
+    give zeros. Query i stands at key i, also where there are more keys than queries.
+
+    Args:
+        query: Of shape (batch, queries, heads, width).
+        key: Of shape (batch, keys, key heads, width); the heads are a multiple of the key heads.
+        value: Of shape (batch, keys, key heads, value width).
+        bias: Added to the logits, before β; four axes that broadcast to (batch, heads, queries,
+            keys).
+        mask: True where a query sees a key, likewise.
+        scale: What the dot products are multiplied by; 1/√width if None.
+        is_causal: Whether a query sees no key after its own.
+        query_seq_lengths: How many queries of each sequence count; the others give zeros.
+        key_value_seq_lengths: How many keys of each sequence are seen.
+        local_window_size: How many keys to the left and to the right are seen besides its own.
+        policy: Chooses β for every row.
+        implementation: "chunked" (a few queries at a time, memory linear in the length) or
+            "reference" (all logits at once); None chooses the fastest that can take the call.
+        axis_name: Inside `shard_map`, the mesh axis over which keys and values are sharded, in
+            order; queries are whole on every device, and so is the result.
+        return_statistics: Whether to return the row statistics of the plain logits as well, of
+            shape (batch, heads, queries).
+
+    Raises:
+        ValueError: If a shape does not fit; told when the function is traced.
+    """
+    require_policy(policy)
+    scores = Scores.of(
+        query,
+        key,
+        bias,
+        mask,
+        scale=scale,
+        is_causal=is_causal,
+        query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths,
+        local_window_size=local_window_size,
+    )
+    value = jnp.asarray(value)
+    if value.ndim != 4 or value.shape[1:3] != scores.key.shape[1:3]:
+        raise ValueError(
+            f"value must have shape (batch, {scores.key.shape[1]}, {scores.key.shape[2]}, width) "
+            f"like key, got {value.shape}"
+        )
+    require_like("value", value, scores.query)
+    if axis_name is None:
+        out, statistics = implementation_of(implementation).attend(scores, value, policy)
+    else:
+        if implementation not in (None, "chunked"):
+            raise ValueError(
+                f"implementation must be chunked where keys are sharded, got {implementation!r}"
+            )
+        if bias is not None or mask is not None:
+            raise NotImplementedError("keys that are sharded take neither bias nor mask yet")
+        out, statistics = sharded.attend(scores, value, policy, axis_name)
+    return (out, statistics) if return_statistics else out

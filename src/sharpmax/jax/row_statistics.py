@@ -1,0 +1,58 @@
+"""Row statistics of attention: every row's entropy without ever holding the matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sharpmax.jax import chunked, reference
+from sharpmax.jax.scores import Scores
+
+if TYPE_CHECKING:
+    from sharpmax.statistics import RowStatistics
+
+IMPLEMENTATIONS = {"reference": reference, "chunked": chunked}
+
+
+def row_statistics(
+    query: Any,
+    key: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+) -> RowStatistics:
+    """Return the statistics of every row of attention logits, in memory linear in the length.
+
+    Arguments are those of `sharpmax.jax.attention`. The statistics have shape (batch, heads,
+    queries), in float32 (float64 for float64 queries), and are differentiable.
+    """
+    scores = Scores.of(
+        query,
+        key,
+        bias,
+        mask,
+        scale=scale,
+        is_causal=is_causal,
+        query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths,
+        local_window_size=local_window_size,
+    )
+    found: RowStatistics = implementation_of(implementation).row_statistics(scores)
+    return found
+
+
+def implementation_of(name: str | None) -> Any:
+    """Return the implementation of a name; None chooses.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    if name is not None and name not in IMPLEMENTATIONS:
+        known = ", ".join(IMPLEMENTATIONS)
+        raise ValueError(f"implementation must be one of {known} or None, got {name!r}")
+    return IMPLEMENTATIONS[name or "chunked"]

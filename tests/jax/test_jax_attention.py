@@ -1,0 +1,258 @@
+"""Attention in JAX: against JAX's own, against the definition, its gradients, and sharded keys."""
+
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import sharpmax
+from sharpmax import HELD, PAPER, Detached, EntropyCap, Fixed, LogLength, PerHead
+from sharpmax.jax import attention, chunked, row_statistics
+
+B, T, S, N, K, H = 2, 19, 19, 4, 2, 8
+POLICIES = {
+    "paper": PAPER,
+    "held": HELD,
+    "log length": LogLength(4, 0.3),
+    "entropy cap": EntropyCap(0.7),
+    "per head": PerHead(LogLength(4, 0.0), {"slope": [0.0, 0.1, 0.2, 0.3]}),
+    "detached": Detached(PAPER),
+}
+CALLS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "window": {"local_window_size": (3, 1)},
+    "causal window": {"is_causal": True, "local_window_size": 4},
+    "lengths": {
+        "query_seq_lengths": np.array([19, 7], np.int32),
+        "key_value_seq_lengths": np.array([5, 19], np.int32),
+    },
+    "mask": {"mask": np.random.default_rng(1).random((B, 1, T, S)) < 0.8},
+    "bias": {"bias": np.random.default_rng(2).normal(size=(1, N, T, S)).astype(np.float32)},
+    "padding": {"mask": np.arange(S)[None, None, None, :] < np.array([S, 9])[:, None, None, None]},
+    "scale": {"scale": 0.9},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Let a few queries be a chunk, so that there are several, the last not full."""
+    monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", B * N * S * 7)
+    monkeypatch.setattr(chunked, "SEGMENTS", 2)
+
+
+def arrays(dtype=jnp.float32, queries=T, keys=S, width=H, value_width=H):
+    rng = np.random.default_rng(0)
+    shapes = (B, queries, N, width), (B, keys, K, width), (B, keys, K, value_width)
+    return [jnp.asarray(2 * rng.normal(size=shape), dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@pytest.mark.parametrize("call", CALLS)
+def test_with_beta_1_it_is_jaxs_own(call, implementation):
+    q, k, v = arrays()
+    settings = {
+        name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in CALLS[call].items()
+    }
+    wanted = jax.nn.dot_product_attention(q, k, v, **settings)
+    out = attention(q, k, v, **settings, policy=Fixed(1.0), implementation=implementation)
+    rows = row_statistics(q, k, **settings)
+    seen = np.asarray(jnp.moveaxis(rows.length, 1, 2) > 0)
+    np.testing.assert_allclose(np.asarray(out)[seen], np.asarray(wanted)[seen], atol=2e-5)
+    np.testing.assert_array_equal(np.asarray(out)[~seen], 0)
+
+
+@pytest.mark.parametrize("queries", [1, 5, 25])
+def test_other_numbers_of_queries_than_keys(queries):
+    q, k, v = arrays(queries=queries)
+    for causal in (False, True):
+        out = attention(q, k, v, is_causal=causal, policy=Fixed(1.0))
+        wanted = jax.nn.dot_product_attention(q, k, v, is_causal=causal)
+        np.testing.assert_allclose(out, wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "policy"),
+    [*((call, "paper") for call in CALLS), *(("causal", policy) for policy in POLICIES)],
+)
+def test_chunks_are_the_definition(call, policy):
+    q, k, v = arrays(value_width=5)
+    both = [
+        attention(
+            q,
+            k,
+            v,
+            **CALLS[call],
+            policy=POLICIES[policy],
+            implementation=i,
+            return_statistics=True,
+        )
+        for i in ("chunked", "reference")
+    ]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=2e-5), *both)
+
+
+def test_against_the_core_in_float64():
+    with jax.enable_x64(True):
+        q, k, v = arrays(jnp.float64)
+        out = attention(q, k, v, is_causal=True)
+        logits = np.einsum("bthd,bshd->bhts", q, np.repeat(k, N // K, 2)) / np.sqrt(H)
+        logits = np.where(np.tril(np.ones((T, S), bool)), logits, -np.inf)
+        weights = sharpmax.softmax(logits, PAPER)
+        wanted = np.einsum("bhts,bshd->bthd", weights, np.repeat(v, N // K, 2))
+        np.testing.assert_allclose(out, wanted, atol=1e-12)
+
+
+def test_half_precision_is_as_good_as_the_materialised_form():
+    exact = [np.asarray(x, np.float32) for x in arrays(jnp.bfloat16)]
+    wanted = attention(*exact, is_causal=True, implementation="reference")
+    half = [jnp.asarray(x, jnp.bfloat16) for x in exact]
+    out = attention(*half, is_causal=True)
+    assert out.dtype == jnp.bfloat16
+    assert float(jnp.abs(out.astype(jnp.float32) - wanted).max()) < 0.03
+
+
+@pytest.mark.parametrize("policy", ["paper", "log length", "entropy cap"])
+@pytest.mark.parametrize("implementation", ["chunked", "reference"])
+def test_gradients(policy, implementation):
+    with jax.enable_x64(True):
+        q, k, v = (x[:1, :7] for x in arrays(jnp.float64))
+        bias = jnp.asarray(np.random.default_rng(3).normal(size=(1, N, 7, 7)))
+
+        def call(q, k, v, bias):
+            return attention(
+                q,
+                k,
+                v,
+                bias,
+                is_causal=True,
+                policy=POLICIES[policy],
+                implementation=implementation,
+            )
+
+        check_grads(call, (q, k, v, bias), order=1, modes=["rev"], atol=1e-5, rtol=1e-5)
+
+
+def test_under_jit_vmap_and_checkpoint():
+    q, k, v = arrays()
+    wanted = attention(q, k, v, is_causal=True)
+    call = functools.partial(attention, is_causal=True)
+    np.testing.assert_allclose(jax.jit(call)(q, k, v), wanted, atol=1e-5)
+    np.testing.assert_allclose(jax.checkpoint(call)(q, k, v), wanted, atol=1e-5)
+    one_by_one = jax.vmap(lambda *x: call(*(y[None] for y in x))[0])(q, k, v)
+    np.testing.assert_allclose(one_by_one, wanted, atol=1e-5)
+
+
+def test_equal_shapes_are_traced_once():
+    traced = 0
+
+    @jax.jit
+    def call(x):
+        nonlocal traced
+        traced += 1
+        return sharpmax.softmax(x, PAPER)
+
+    for seed in range(3):
+        call(jnp.asarray(np.random.default_rng(seed).normal(size=(4, 50)), jnp.float32))
+    assert traced == 1
+
+
+def test_memory_is_linear_in_the_length(monkeypatch):
+    monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", 2**20)
+
+    def temporary(n: int) -> int:
+        shape = jax.ShapeDtypeStruct((1, n, 1, 16), jnp.float32)
+
+        def loss(q, k, v):
+            return attention(q, k, v, is_causal=True).sum()
+
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(shape, shape, shape).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(32768) < 3 * temporary(16384)
+    assert temporary(32768) < 4 * 32768**2 / 20
+
+
+SHARDED = """
+import functools, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+from sharpmax import PAPER, EntropyCap, LogLength
+from sharpmax.jax import attention
+
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("keys",))
+rng = np.random.default_rng(0)
+arrays = [jnp.asarray(rng.normal(size=(2, 48, n, 8)), jnp.float32) for n in (4, 2, 2)]
+lengths = jnp.array([48, 30])
+
+def both(**settings):
+    settings |= {"key_value_seq_lengths": lengths, "return_statistics": True}
+    one = functools.partial(attention, **settings)
+    many = jax.shard_map(
+        functools.partial(one, axis_name="keys"), mesh=mesh,
+        in_specs=(P(), P(None, "keys"), P(None, "keys")), out_specs=P(), check_vma=False,
+    )
+    return one, many
+
+def found(call):
+    def loss(*arrays):
+        out, statistics = call(*arrays)
+        return (out ** 2).sum(), (out, statistics)
+    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)
+
+for settings in (
+    {"policy": PAPER, "is_causal": True}, {"policy": LogLength(8, 0.3), "local_window_size": (7, 3)}
+):
+    same = functools.partial(np.testing.assert_allclose, atol=2e-4, rtol=2e-4)
+    jax.tree.map(same, *map(found, both(**settings)))
+try:
+    both(policy=EntropyCap(1.0))[1](*arrays)
+except NotImplementedError as error:
+    print(error)
+"""
+
+
+def test_sharded_keys_are_those_of_one_device():
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SHARDED)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "leave no row whole, from which EntropyCap chooses" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"query": np.zeros((T, N, H), np.float32)}, ValueError, "query must have shape"),
+        ({"key": np.zeros((B, S, 3, H), np.float32)}, ValueError, "multiple of the 3 heads"),
+        ({"key": np.zeros((B, S, K, 4), np.float32)}, ValueError, "the width of query, 8, got 4"),
+        ({"key": np.zeros((1, S, K, H), np.float32)}, ValueError, "the batch size of query, 2"),
+        ({"key": np.zeros((B, S, K, H), np.float16)}, ValueError, "dtype of query, float32"),
+        ({"value": np.zeros((B, 3, K, H), np.float32)}, ValueError, "value must have shape"),
+        ({"mask": np.zeros((B, 1, T, S), np.float32)}, TypeError, "mask must be a boolean array"),
+        ({"mask": np.zeros((T, S), bool)}, ValueError, "mask must have four axes"),
+        ({"bias": np.zeros((1, 3, T, S), np.float32)}, ValueError, "bias must have four axes"),
+        ({"key_value_seq_lengths": np.zeros(3, int)}, ValueError, "whole numbers of shape"),
+        ({"local_window_size": (-1, 2)}, ValueError, "local_window_size must be numbers"),
+        ({"implementation": "flash"}, ValueError, "one of reference, chunked or None"),
+        ({"policy": "paper"}, TypeError, "policy must be a sharpmax.Policy"),
+    ],
+)
+def test_what_does_not_fit_is_named_when_it_is_traced(change, error, message):
+    q, k, v = arrays()
+    arguments = {"query": q, "key": k, "value": v} | change
+    with pytest.raises(error, match=message):
+        attention(**arguments)
