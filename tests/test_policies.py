@@ -410,3 +410,12 @@ def test_interpolated_follows_its_knots_and_holds_beyond():
 def test_knots_that_do_not_fit(entropies, betas, message):
     with pytest.raises(ValueError, match=message):
         Interpolated(entropies, betas)
+
+
+def test_numbers_by_head_take_one_line_in_a_file(tmp_path):
+    policy = PerHead(LogLength(16, 0.0), {"slope": [[0.1, -2e-05], [0.3, 0.4]]})
+    policy.save(tmp_path / "policy.json", about={"model": "a [1, 2] model"})
+    text = (tmp_path / "policy.json").read_text()
+    assert "[ 0.1, -2e-05 ]" in text
+    assert "a [1, 2] model" in text
+    assert Policy.load(tmp_path / "policy.json") == policy

@@ -9,6 +9,7 @@ nothing of frameworks or kernels. To add one, write a frozen dataclass that deri
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -19,6 +20,8 @@ from sharpmax.arrays import Array, is_array
 
 ABOUT = "about"
 """Under which name a policy's file tells what is no setting of the policy."""
+NUMBERS = re.compile(r"\[[-+.\deE,\s]+\]")
+"""A list of numbers in JSON, which is written on one line."""
 POLICY_FILE = "sharpmax.json"
 """The name of the policy in a folder: that of a model, say."""
 
@@ -121,6 +124,7 @@ class Policy(ABC):
         """
         data = self.to_dict() | ({} if about is None else {ABOUT: _to_plain(about)})
         text = json.dumps(data, indent=2) + "\n"
+        text = NUMBERS.sub(lambda numbers: " ".join(numbers[0].split()), text)
         _policy_file(path).write_text(text, encoding="utf-8")
 
     @staticmethod

@@ -129,6 +129,7 @@ def test_less_memory_gives_the_same_step(model, examples, change):
         dataclasses.replace(SETTINGS, **change),
     ):
         fitting = fitting_of(model, examples, settings)
+        fitting.weigh()
         fitting.step(examples.batch(1), 3.0)
         results.append({name: value.grad.clone() for name, value in fitting.numbers.items()})
     for name, gradient in results[0].items():

@@ -17,8 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from sharpmax.hf.evaluate import TOKENS_AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sharpmax.hf.calibrate.losses import Reader
 
 LONGEST = 8.0
@@ -29,17 +27,15 @@ def squares(
     reader: Reader,
     texts: list[list[int]],
     numbers: dict[str, Tensor],
-    states: Callable[[list[list[int]]], Tensor],
     rounds: int,
     seed: int,
 ) -> dict[str, Tensor]:
     """Return the mean square of the gradient by each number, up to a common factor.
 
     Args:
-        reader: Of the model.
+        reader: Of the model, which is sharpened with these numbers.
         texts: To read.
         numbers: To differentiate by.
-        states: From texts to what logits are made of, with those numbers at work.
         rounds: How often a text is read, with other tokens drawn.
         seed: Of these.
     """
@@ -47,7 +43,7 @@ def squares(
     found = {name: torch.zeros_like(value) for name, value in numbers.items()}
     for _ in range(rounds):
         for text in texts:
-            loss = _loss_of_own_tokens(reader, states([text])[0], generator)
+            loss = _loss_of_own_tokens(reader, reader.states([text])[0], generator)
             gradients = torch.autograd.grad(loss, list(numbers.values()))
             for name, gradient in zip(found, gradients, strict=True):
                 found[name] += gradient.square()

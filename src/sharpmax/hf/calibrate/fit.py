@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -87,21 +88,15 @@ class Fitting:
 
     def weigh(self) -> None:
         """Let numbers that text hardly feels take longer steps than the others."""
-        at_work = {name: value * self.chosen for name, value in self.numbers.items()}
-
-        def states(texts: list[list[int]]) -> Tensor:
-            with sharpen(self.model, PerHead(self._base(), at_work | self._band)):
-                return self.reader.states(texts)
-
-        with _frozen(self.model, self.settings.checkpointing):
-            found = squares(
-                self.reader,
-                self.examples.fitted_texts(),
-                at_work,
-                states,
-                self.settings.weighings,
-                self.settings.seed,
-            )
+        settings = self.settings
+        numbers = {
+            name: (value.detach() * self.chosen).requires_grad_()
+            for name, value in self.numbers.items()
+        }
+        policy = PerHead(self._base(), numbers | self._band)
+        texts = self.examples.fitted_texts()
+        with _frozen(self.model, settings.checkpointing), sharpen(self.model, policy):
+            found = squares(self.reader, texts, numbers, settings.weighings, settings.seed)
         lengths = {name: value.cpu() for name, value in step_lengths(found).items()}
         told = self.processes.first(lengths)
         self._lengths = {name: value.to(self.chosen.device) for name, value in told.items()}
@@ -110,7 +105,10 @@ class Fitting:
         """Return the policy as it is now, with plain numbers."""
         with torch.no_grad():
             numbers = {name: value.cpu().double().numpy() for name, value in self._masked().items()}
-        rounded = {name: value.round(5).tolist() for name, value in numbers.items()}
+        plain = ~self.chosen.cpu().numpy()  # whose band does not matter
+        rounded = {
+            name: np.where(plain, 0.0, value).round(4).tolist() for name, value in numbers.items()
+        }
         return PerHead(self._base(), rounded)
 
     def changes(self) -> Tensor:
