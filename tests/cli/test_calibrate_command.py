@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sharpmax.cli import main
-
 sys.path.append(str(Path(__file__).parents[1] / "hf"))
 from tiny_models import letters, tiny
 
@@ -16,21 +14,6 @@ SHORT = (
     *("--length", 660, "--steps", 1, "--tie", 0, "--heads", 2, "--prompts", 2, "--texts", 1),
     *("--max-text-loss", "900%", "--check-prompts", 1, "--check-texts", 2),
 )
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command; return its exit code, and what it said."""
-
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["sharpmax", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "140")
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        said = capsys.readouterr()
-        return exit_.value.code or 0, said.out + said.err
-
-    return call
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -53,7 +36,7 @@ def test_it_leaves_policies_tables_figures_and_a_page(run, folder, tmp_path):
     out = tmp_path / "out"
     asked = ["calibrate", folder, *SHORT, "--text", text, "--out", out, "--questions", questions]
     code, said = run(*asked, "--compared", 1)
-    assert "On prompts and text that were not fitted to" in said
+    assert code or "On prompts and text that were not fitted to" in said
     assert (code == 0) == (out / "sharpmax.json").exists()
     assert code == 0 or "none is kept" in said
     assert [

@@ -1,30 +1,13 @@
 """`sharpmax diagnose` and `sharpmax evaluate` on a real model, and what they refuse."""
 
 import csv
-import sys
 
 import pytest
 
 from sharpmax import PAPER, Fixed, PerHead
-from sharpmax.cli import main
 from sharpmax.cli.terminal import named_policies
 
 MODEL = "smollm2-135m"
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command; return its exit code, and what it said."""
-
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["sharpmax", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "140")
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        said = capsys.readouterr()
-        return exit_.value.code or 0, said.err if exit_.value.code else said.out
-
-    return call
 
 
 def test_diagnose_leaves_tables_figures_and_a_page(run, tmp_path):
