@@ -25,10 +25,10 @@ from sharpmax.hf.calibrate import (
 from sharpmax.hf.calibrate.curvature import step_lengths
 from sharpmax.hf.calibrate.entropies import Entropies, text_entropies
 from sharpmax.hf.calibrate.fit import Fitting
-from sharpmax.hf.calibrate.losses import Reader
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import CHECKED
 from sharpmax.hf.calibrate.study import _Folder, _Study
+from sharpmax.hf.reader import Reader
 from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
 
 SETTINGS = Settings(

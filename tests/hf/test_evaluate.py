@@ -20,7 +20,7 @@ PLAN = Plan(lengths=(96,), windows=2, templates=("code",), depths=(0.0, 1.0), pr
 
 @torch.no_grad()
 def test_losses_are_those_of_the_logits(smollm2, monkeypatch):
-    monkeypatch.setattr(sys.modules["sharpmax.hf.evaluate"], "TOKENS_AT_ONCE", 10)
+    monkeypatch.setattr(sys.modules["sharpmax.hf.reader"], "TOKENS_AT_ONCE", 10)
     tokens = torch.tensor([reading(smollm2.tokenizer, None)(64, 0)])
     logits = smollm2.model(tokens).logits
     expected = cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="none")

@@ -11,23 +11,19 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sharpmax.hf.heads import MEASURES, measured
 from sharpmax.hf.kinds import kinds
-from sharpmax.hf.request import Request
 from sharpmax.hf.sharpen import (
-    AttentionFunction,
     Sharpened,
-    attention_by,
     context_of,
-    layer_of,
     layers_and_heads,
-    places_of,
     require_interface,
+    watched_by,
 )
 from sharpmax.hf.table import write_csv
 from sharpmax.hf.texts import Reading, ends_in_a_question, reading
@@ -37,6 +33,8 @@ from sharpmax.theory import dispersion_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from sharpmax.hf.request import Request
 
 SHORTEST, LONGEST = 64, 8192
 
@@ -181,7 +179,7 @@ def diagnose(
             done += max(spans)
             tell(done, total)
 
-        with Sharpened(model, _watched(model, policy, look)):
+        with Sharpened(model, watched_by(model, policy, look)):
             model.base_model(tokens, use_cache=False)
     heads = found.heads(case)
     if not heads:
@@ -208,27 +206,6 @@ class _Found:
                 half = float(dispersion_length(values["spread"], 0.5, values["beta"]))
                 table.append(Head(case, length, layer, head, rows, **values, half_length=half))
         return table
-
-
-def _watched(
-    model: PreTrainedModel, policy: Policy, look: Callable[[int, Request], None]
-) -> AttentionFunction:
-    """Return an attention function that shows every layer's request before it answers."""
-    answered, places = attention_by(model, policy), places_of(model)
-
-    def watched(
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **asked: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        request = Request.of(module, query, key, value, attention_mask, **asked)
-        look(layer_of(module, places), request)
-        return answered(module, query, key, value, attention_mask, **asked)
-
-    return watched
 
 
 def _available(source: Reading, lengths: list[int], samples: int) -> list[int]:

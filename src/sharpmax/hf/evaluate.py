@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from scipy import stats
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
+from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import context_of, require_fit, require_interface, sharpen
 from sharpmax.hf.texts import reading
 from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES, make_prompt, retrieval
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 TEXT = "text, nats a token"
 LENGTHS = (512, 1024, 2048)
-TOKENS_AT_ONCE = 512
-"""Whose logits over the whole vocabulary are held at a time."""
 BY_LENGTH = ("niah_", "ruler_")
 """The tasks of lm_eval that make prompts of a length that is asked for."""
 
@@ -179,43 +177,9 @@ def by_case(
 
 @torch.no_grad()
 def text_losses(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Return the loss of every token but the first, in nats, of shape (batch, tokens − 1).
-
-    The logits over the vocabulary are made a few hundred tokens at a time, where the model's last
-    layer is all that stands between them and the hidden states.
-    """
-    if not has_plain_head(model, tokens):
-        logits = model(tokens[:, :-1], use_cache=False).logits.float()
-        return _losses(logits, tokens[:, 1:])
-    hidden = model.base_model(tokens, use_cache=False).last_hidden_state
-    losses = []
-    for start in range(0, tokens.shape[1] - 1, TOKENS_AT_ONCE):
-        part = slice(start, min(start + TOKENS_AT_ONCE, tokens.shape[1] - 1))
-        logits = logits_of(model, hidden[:, part])
-        losses.append(_losses(logits, tokens[:, part.start + 1 : part.stop + 1]))
-    return torch.cat(losses, dim=1)
-
-
-def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Return the logits that the last layer, and a softcap where there is one, make of states."""
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    logits: Tensor = head(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-
-def _losses(logits: Tensor, following: Tensor) -> Tensor:
-    loss = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
-    return loss.view(following.shape)
-
-
-def has_plain_head(model: PreTrainedModel, tokens: Tensor) -> bool:
-    """Tell whether logits are the last layer of the hidden states: some models scale them."""
-    few = tokens[:, :2]
-    ours = logits_of(model, model.base_model(few, use_cache=False).last_hidden_state)
-    theirs = model(few, use_cache=False).logits.to(ours.dtype)
-    return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2))
+    """Return the loss of every token but the first, in nats, of shape (batch, tokens − 1)."""
+    reader = Reader(model)
+    return reader.text_losses(reader.states(tokens.tolist()), tokens)
 
 
 def _text(

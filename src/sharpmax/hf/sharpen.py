@@ -180,6 +180,27 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
     return sharpened
 
 
+def watched_by(
+    model: PreTrainedModel, policy: Policy, look: Callable[[int, Request], None]
+) -> AttentionFunction:
+    """Return an attention function that shows every layer's request before it answers."""
+    answered, places = attention_by(model, policy), places_of(model)
+
+    def watched(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **asked: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        request = Request.of(module, query, key, value, attention_mask, **asked)
+        look(layer_of(module, places), request)
+        return answered(module, query, key, value, attention_mask, **asked)
+
+    return watched
+
+
 def _weights_are_collected(module: torch.nn.Module) -> bool:
     """Tell whether the caller wants weights: some models do not hand the wish down."""
     if getattr(module.config, "output_attentions", False):

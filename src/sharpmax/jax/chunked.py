@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sharpmax.jax.scores import weighted
 from sharpmax.statistics import RowStatistics
 
 if TYPE_CHECKING:
@@ -49,15 +50,6 @@ def row_statistics(scores: Scores) -> RowStatistics:
     return found
 
 
-def weighted(weights: Array, value: Array) -> Array:
-    """Return weights·value of (batch, heads, queries, keys) and (batch, keys, key heads, width)."""
-    batch, heads, queries, keys = weights.shape
-    key_heads = value.shape[2]
-    grouped = weights.reshape(batch, key_heads, heads // key_heads, queries, keys)
-    out = jnp.einsum("bkgts,bskh->btkgh", grouped, value, preferred_element_type=weights.dtype)
-    return out.reshape(batch, queries, heads, value.shape[3]).astype(value.dtype)
-
-
 def by_chunks(
     scores: Scores, value: Array, of: Callable[..., Any], by_row: tuple[Array, ...] = ()
 ) -> Any:
@@ -79,7 +71,7 @@ def by_chunks(
     padded, missing = scores.padded(chunks * size), chunks * size - queries
     by_row = tuple(jnp.pad(array, ((0, 0), (0, 0), (0, missing))) for array in by_row)
     parts = []
-    segments = min(SEGMENTS, chunks) if scores.is_causal and _is_zero(scores) else 1
+    segments = min(SEGMENTS, chunks) if scores.is_causal and _begin_at_zero(scores) else 1
     for segment in range(segments):
         first, last = chunks * segment // segments, chunks * (segment + 1) // segments
         seen = slice(0, min(keys, last * size) if segments > 1 else keys)
@@ -96,7 +88,7 @@ def by_chunks(
     return jax.tree.map(lambda array: _joined(array, queries), joined)
 
 
-def _is_zero(scores: Scores) -> bool:
+def _begin_at_zero(scores: Scores) -> bool:
     """Tell whether queries and keys begin at the same place, as far as that is known."""
     places = scores.start, scores.first_key
     return all(isinstance(place, int) and place == 0 for place in places)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharpmax.jax.chunked import weighted
+from sharpmax.jax.scores import weighted
 from sharpmax.statistics import RowStatistics
 
 if TYPE_CHECKING:

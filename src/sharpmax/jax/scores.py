@@ -206,6 +206,15 @@ class Scores:
         return replace(self, query=query, bias=longer(self.bias, 2), mask=longer(self.mask, 2))
 
 
+def weighted(weights: Array, value: Array) -> Array:
+    """Return weights·value of (batch, heads, queries, keys) and (batch, keys, key heads, width)."""
+    batch, heads, queries, keys = weights.shape
+    key_heads = value.shape[2]
+    grouped = weights.reshape(batch, key_heads, heads // key_heads, queries, keys)
+    out = jnp.einsum("bkgts,bskh->btkgh", grouped, value, preferred_element_type=weights.dtype)
+    return out.reshape(batch, queries, heads, value.shape[3]).astype(value.dtype)
+
+
 def require_like(name: str, array: Array, query: Array) -> None:
     """Raise an error that names the argument unless it has the query's dtype and batch."""
     if array.dtype != query.dtype:

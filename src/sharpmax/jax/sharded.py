@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from sharpmax.arrays import at_least
-from sharpmax.jax.chunked import by_chunks, row_statistics, weighted
+from sharpmax.jax.chunked import by_chunks, row_statistics
+from sharpmax.jax.scores import weighted
 from sharpmax.rows import SMALLEST_BETA
 from sharpmax.statistics import RowStatistics
 

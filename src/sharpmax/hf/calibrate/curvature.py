@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from sharpmax.hf.evaluate import TOKENS_AT_ONCE
+from sharpmax.hf.reader import TOKENS_AT_ONCE
 
 if TYPE_CHECKING:
-    from sharpmax.hf.calibrate.losses import Reader
+    from sharpmax.hf.reader import Reader
 
 LONGEST = 8.0
 """The longest step over the typical one, and the typical one over the shortest."""

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sharpmax.hf.request import Request
-from sharpmax.hf.sharpen import (
-    Sharpened,
-    attention_by,
-    layer_of,
-    layers_and_heads,
-    places_of,
-)
+from sharpmax.hf.sharpen import Sharpened, layers_and_heads, watched_by
 from sharpmax.policies import Fixed
 from sharpmax.torch.row_statistics import IMPLEMENTATIONS, chosen
 
 if TYPE_CHECKING:
-    from sharpmax.hf.calibrate.losses import Reader
+    from sharpmax.hf.reader import Reader
+    from sharpmax.hf.request import Request
 
 EVERY = 4
 """Of so many rows, one is listened to."""
@@ -70,28 +64,17 @@ def text_entropies(reader: Reader, texts: list[list[int]]) -> Entropies:
     """Let a model read texts, and listen to its rows."""
     model = reader.model
     layers, heads = layers_and_heads(model)
-    places, plain = places_of(model), attention_by(model, Fixed(1.0))
     heard: list[list[Tensor]] = [[] for _ in range(layers)]
     seen: list[list[Tensor]] = [[] for _ in range(layers)]
 
-    def listening(
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **asked: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        known = {name: asked[name] for name in asked if name not in ("dropout",)}
-        scores = Request.of(module, query, key, value, attention_mask, **known).scores()
+    def listen(layer: int, request: Request) -> None:
+        scores = request.scores()
         rows = IMPLEMENTATIONS[chosen(scores)].row_statistics(scores)
-        layer = layer_of(module, places)
         wanted = slice(SHORTEST - 1, None, EVERY)
         heard[layer].append(rows.entropy[0, :, wanted].double().cpu())
         seen[layer].append(rows.length[0, 0, wanted].double().cpu())
-        return plain(module, query, key, value, attention_mask, **asked)
 
-    with Sharpened(model, listening):
+    with Sharpened(model, watched_by(model, Fixed(1.0), listen)):
         for text in texts:
             reader.states([text])
     count = max(sum(part.shape[-1] for part in parts) for parts in heard)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpmax.hf.calibrate.curvature import squares, step_lengths
 from sharpmax.hf.calibrate.entropies import text_entropies
-from sharpmax.hf.calibrate.losses import Reader, answer_logits, answer_losses, divergence
+from sharpmax.hf.calibrate.losses import answer_logits, answer_losses, divergence
+from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import layers_and_heads, sharpen
 from sharpmax.per_head import PerHead
 from sharpmax.policies import LogLinear
@@ -234,23 +234,14 @@ class Fitting:
         for text, original in zip(self._texts, self._original, strict=True):
             states = self.reader.states([text])
             divergences.append(divergence(self.reader, states, original.to(states)).item())
-            losses.append(self._text_loss(states[0], text))
+            tokens = torch.tensor([text], device=states.device)
+            losses.append(self.reader.text_losses(states, tokens).mean().item())
         return Check(
             retrieval=right / len(self._prompts),
             answer_loss=_mean(answers),
             text_loss=_mean(losses),
             divergence=_mean(divergences),
         )
-
-    def _text_loss(self, states: Tensor, text: list[int]) -> float:
-        following = torch.tensor(text[1:], device=states.device)
-        total = 0.0
-        for part in parts(range(len(text) - 1), 512):
-            logits = self.reader.logits(states[part[0] : part[-1] + 1])
-            total += cross_entropy(
-                logits, following[part[0] : part[-1] + 1], reduction="sum"
-            ).item()
-        return total / (len(text) - 1)
 
 
 def changes(numbers: dict[str, Tensor], settings: Settings) -> Tensor:

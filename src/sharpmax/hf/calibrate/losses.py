@@ -9,40 +9,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from torch.utils.checkpoint import checkpoint
 
-from sharpmax.hf.evaluate import TOKENS_AT_ONCE, has_plain_head, logits_of
+from sharpmax.hf.reader import TOKENS_AT_ONCE
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+    from sharpmax.hf.reader import Reader
     from sharpmax.tasks.key_value import Prompt
-
-
-class Reader:
-    """Reads sequences with a model, and makes logits only of the tokens that are wanted."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        few = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
-        with torch.no_grad():
-            self._has_plain_head = has_plain_head(model, few)
-
-    def states(self, sequences: list[list[int]]) -> Tensor:
-        """Return what logits are made of, for every token of every sequence.
-
-        Shorter ones are filled up behind their end, where nothing that counts can see it.
-        """
-        longest = max(map(len, sequences))
-        rows = [[*tokens, *[tokens[-1]] * (longest - len(tokens))] for tokens in sequences]
-        tokens = torch.tensor(rows, device=self.model.device)
-        if self._has_plain_head:
-            hidden: Tensor = self.model.base_model(tokens, use_cache=False).last_hidden_state
-            return hidden
-        logits: Tensor = self.model(tokens, use_cache=False).logits
-        return logits
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of some tokens, in float32 or float64."""
-        return logits_of(self.model, states) if self._has_plain_head else states.float()
 
 
 def answer_logits(reader: Reader, states: Tensor, prompts: list[Prompt]) -> list[Tensor]:

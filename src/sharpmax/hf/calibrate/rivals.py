@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sharpmax.hf.calibrate.entropies import text_entropies
-from sharpmax.hf.calibrate.losses import Reader
+from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import sharpen
 from sharpmax.per_head import PerHead
 from sharpmax.policies import HELD, PAPER, EntropyCap, Fixed, LogLength

@@ -3,7 +3,7 @@
 import altair as alt
 
 from sharpmax.report import style
-from sharpmax.report.calibration.tables import FOUND, TEXT, Tables
+from sharpmax.report.calibration.tables import FOUND, Tables
 from sharpmax.report.chart import data
 from sharpmax.report.page import Table
 from sharpmax.report.rows import Row
@@ -70,7 +70,7 @@ def comparison_table(tables: Tables) -> Table | None:
         for length in found_at
     ]
     return Table(
-        caption=f"{FOUND} over all templates with 95 % intervals, and {TEXT}",
+        caption=f"{FOUND} over all templates with 95 % intervals, and the loss on text",
         header=header,
         rows=rows,
         strong={(row, column + 1) for column, row in enumerate(best)},

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy import stats
+
 from sharpmax.report.rows import Row
 
-TEXT = "text, nats a token"
-"""The task of a comparison that is no retrieval."""
 FOUND = "retrieval"
+"""What the tasks of a comparison begin with that are not text."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,12 @@ class Tables:
 
     def text(self) -> list[Row]:
         """Return the loss on text of every case and length."""
-        return [score for score in self.scores if score["task"] == TEXT]
+        return [score for score in self.scores if not str(score["task"]).startswith(FOUND)]
 
 
 def _pooled(members: Sequence[Row]) -> dict[str, float]:
     count = sum(score["samples"] for score in members)
     value = sum(score["value"] * score["samples"] for score in members) / count
-    z = 1.96
-    centre = (value + z * z / (2 * count)) / (1 + z * z / count)
-    reach = z / (1 + z * z / count) * (value * (1 - value) / count + z * z / (4 * count**2)) ** 0.5
-    low, high = max(0.0, centre - reach), min(1.0, centre + reach)
+    interval = stats.binomtest(round(value * count), count).proportion_ci(method="wilson")
+    low, high = float(interval.low), float(interval.high)
     return {"value": value, "low": low, "high": high, "samples": count}

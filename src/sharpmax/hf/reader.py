@@ -1,0 +1,77 @@
+"""A causal model that reads sequences and makes logits only of the tokens that are wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS_AT_ONCE = 512
+"""Whose logits over the whole vocabulary are held at a time."""
+TRIED = 8
+"""Tokens by which it is seen how a model makes its logits."""
+
+
+class Reader:
+    """Reads with a model; logits are made a few hundred tokens at a time.
+
+    That is so where the model's last layer is all that stands between them and the hidden states;
+    of another model, the logits themselves are kept.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._has_plain_head = _has_plain_head(model)
+
+    def states(self, sequences: list[list[int]]) -> Tensor:
+        """Return what logits are made of, for every token of every sequence.
+
+        Shorter ones are filled up behind their end, where nothing that counts can see it.
+        """
+        longest = max(map(len, sequences))
+        rows = [[*tokens, *[tokens[-1]] * (longest - len(tokens))] for tokens in sequences]
+        tokens = torch.tensor(rows, device=self.model.device)
+        if self._has_plain_head:
+            hidden: Tensor = self.model.base_model(tokens, use_cache=False).last_hidden_state
+            return hidden
+        logits: Tensor = self.model(tokens, use_cache=False).logits
+        return logits
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits of some tokens, in float32 or float64."""
+        return _logits(self.model, states) if self._has_plain_head else states.float()
+
+    def text_losses(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Return the loss of every token but the first, in nats, of shape (batch, tokens − 1)."""
+        losses = []
+        for start in range(0, tokens.shape[1] - 1, TOKENS_AT_ONCE):
+            part = slice(start, min(start + TOKENS_AT_ONCE, tokens.shape[1] - 1))
+            following = tokens[:, part.start + 1 : part.stop + 1]
+            logits = self.logits(states[:, part]).flatten(0, 1)
+            loss = cross_entropy(logits, following.flatten(), reduction="none")
+            losses.append(loss.view(following.shape))
+        return torch.cat(losses, dim=1)
+
+
+def _logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Return the logits that the last layer, and a softcap where there is one, make of states."""
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    logits: Tensor = head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+@torch.no_grad()
+def _has_plain_head(model: PreTrainedModel) -> bool:
+    """Tell whether logits are the last layer of the hidden states: some models scale them."""
+    # Several tokens, since that of padding may be zeros everywhere.
+    few = torch.arange(min(TRIED, model.config.get_text_config().vocab_size), device=model.device)
+    ours = _logits(model, model.base_model(few[None], use_cache=False).last_hidden_state)
+    theirs = model(few[None], use_cache=False).logits.to(ours.dtype)
+    return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2))
