@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "hf"))
 from tiny_models import letters, tiny
 
 SHORT = (
-    *("--length", 660, "--steps", 1, "--tie", 0, "--heads", 2, "--prompts", 2, "--texts", 1),
+    *("--length", 660, "--steps", 1, "--cost", "900%", "--heads", 2, "--prompts", 2, "--texts", 1),
     *("--max-text-loss", "900%", "--check-prompts", 1, "--check-texts", 2),
 )
 
@@ -42,7 +42,7 @@ def test_it_leaves_policies_tables_figures_and_a_page(run, folder, tmp_path):
     assert [
         row["name"] for row in csv.DictReader((out / "points.csv").read_text().splitlines())
     ] == [
-        "tie 0",
+        "cost 900%",
         "2 heads",
     ]
     cases = {

@@ -24,10 +24,13 @@ from sharpmax.hf.calibrate import (
 )
 from sharpmax.hf.calibrate.curvature import step_lengths
 from sharpmax.hf.calibrate.entropies import Entropies, text_entropies
+from sharpmax.hf.calibrate.examples import ENDS
 from sharpmax.hf.calibrate.fit import Fitting
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import CHECKED
 from sharpmax.hf.calibrate.study import _Folder, _Study
+from sharpmax.hf.calibrate.tie import Tie
+from sharpmax.hf.evaluate import text_losses
 from sharpmax.hf.reader import Reader
 from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
 
@@ -35,7 +38,7 @@ SETTINGS = Settings(
     length=320,
     shortest=256,
     reference_length=32,
-    ties=(1.0, 4.0),
+    costs=(4.0, 2.0),
     steps=2,
     heads=(3, 1),
     prompts=3,
@@ -65,7 +68,7 @@ def fitting_of(model, examples, settings=SETTINGS, processes=None):
 
 def answer_loss(fitting, batch) -> float:
     with torch.no_grad(), sharpen(fitting.model, fitting.policy()):
-        return float(fitting._loss(batch.prompts, [], None, 0.0))
+        return float(fitting._loss(batch.prompts, [], None, 0.0)[0])
 
 
 def test_steps_lower_the_loss_of_what_is_fitted_to_and_leave_the_weights_alone(model, examples):
@@ -81,14 +84,16 @@ def test_steps_lower_the_loss_of_what_is_fitted_to_and_leave_the_weights_alone(m
     assert not model.training
 
 
-def test_a_tie_keeps_the_predictions_on_text(model, examples):
+def test_a_tie_keeps_down_what_text_pays(model, examples):
     batch, found = examples.batch(1), []
+    plain = fitting_of(model, examples).check().text_loss
     for tie in (0.0, 1000.0):
         fitting = fitting_of(model, examples)
         for _ in range(8):
             fitting.step(batch, tie)
-        found.append(fitting.check().divergence)
-    assert found[1] < found[0] / 2
+        check = fitting.check()
+        found.append(check.divergence + check.text_loss - plain)
+    assert found[1] < min(0, found[0]) - 1e-5
 
 
 @pytest.mark.parametrize("entropy", [False, True])
@@ -105,7 +110,7 @@ def test_gradients_are_those_of_differences(examples, entropy):
 
     def loss() -> torch.Tensor:
         with sharpen(model, PerHead(fitting._base(), fitting._masked())):
-            return fitting._loss(batch.prompts, batch.texts, original, 2.0)
+            return fitting._loss(batch.prompts, batch.texts, original, 2.0)[0]
 
     gradients = torch.autograd.grad(loss(), list(fitting.numbers.values()))
     for (name, value), gradient in zip(fitting.numbers.items(), gradients, strict=True):
@@ -171,7 +176,7 @@ def test_entropies_are_those_of_the_models_own_weights(model, examples):
     torch.testing.assert_close(found.values.float(), wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("until", [5, 8])  # among the ties, and among the heads
+@pytest.mark.parametrize("until", [5, 8])  # among the costs, and among the heads
 def test_a_run_that_was_stopped_ends_like_one_that_was_not(model, tmp_path, until):
     whole = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "a")
     steps = 0
@@ -203,10 +208,15 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(model, tmp_path, unti
 
 def test_the_folder_holds_policies_that_tell_where_they_come_from(model, tmp_path):
     found = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
-    assert [point.name for point in found.points] == ["tie 1", "tie 4", "3 heads", "1 heads"]
+    assert [point.name for point in found.points] == [
+        "cost 400%",
+        "cost 200%",
+        "3 heads",
+        "1 heads",
+    ]
     assert [point.heads for point in found.points][-2:] == [3, 1]
     for point in found.points:
-        path = tmp_path / f"{point.name.replace(' ', '-')}.json"
+        path = tmp_path / f"{point.name.replace(' ', '-').rstrip('%')}.json"
         policy = Policy.load(path)
         assert policy == found.policies[point.name]
         assert isinstance(policy, PerHead)
@@ -237,7 +247,9 @@ def test_the_best_within_the_cost_is_kept_and_nothing_that_is_no_better(model, e
     fitting = fitting_of(model, examples, settings)
     nowhere = _Folder(None, model, "", examples, Processes())
     study = _Study(fitting, settings, nowhere, lambda *_: None)
-    study.plain = Check(retrieval=0.2, answer_loss=1.0, text_loss=2.0, divergence=0.0)
+    study.plain = Check(
+        retrieval=0.2, answer_loss=1.0, text_loss=2.0, divergence=0.0, text_cost=0.0
+    )
 
     def point(name: str, retrieval: float, text_cost: float) -> Point:
         return Point(name, 1.0, 1, 1, retrieval, 1.0, 2.0, 0.0, text_cost)
@@ -296,6 +308,12 @@ def test_questions_of_the_users_own_are_every_other_prompt():
         Examples(letters(), SETTINGS, TEXT, [Question("a" * 400, "b")] * 4)
 
 
+def test_some_prompts_ask_for_the_first_line_or_the_last(examples):
+    depths = [prompt.depth for step in range(30) for prompt in examples.batch(step).prompts]
+    ends = sum(depth in (0, 1) for depth in depths) / len(depths)
+    assert ENDS < ends < 1
+
+
 def test_templates_are_for_one_thing_each():
     settings = Settings()
     assert not {*settings.templates} & {*CHECKED, *HELD_OUT}
@@ -307,12 +325,13 @@ def test_templates_are_for_one_thing_each():
     [
         ({"length": 100}, "length must be at least that of the shortest prompts, 256, got 100"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"ties": ()}, "ties must be numbers of at least 0"),
+        ({"costs": (-1.0,)}, "costs must be at least 0"),
+        ({"drawn": 2.0}, "drawn must be a share from 0 to 1, got 2.0"),
         ({"heads": (0,)}, "heads must be at least 1"),
         ({"templates": ("odd",)}, "templates must be among code"),
         ({"templates": CHECKED}, "must be given, and differ"),
         ({"max_text_loss": -1.0}, "max_text_loss must be at least 0"),
-        ({"ties": (8.0, 8.0)}, "ties must differ, got 8, 8"),
+        ({"costs": (0.5, 0.5)}, "costs must differ, got 0.5, 0.5"),
         ({"at_once": 0}, "at_once must be at least 1, got 0"),
         ({"band": 1.0}, "band must be at least 0 and below 1"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
@@ -321,6 +340,40 @@ def test_templates_are_for_one_thing_each():
 def test_settings_that_cannot_be(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SETTINGS, **change)
+
+
+def test_costs_follow_what_the_policy_that_is_kept_may_cost():
+    assert Settings().costs == (0.02, 0.009, 0.006, 0.004)
+    assert Settings(max_text_loss=0.1).costs == (0.2, 0.09, 0.06, 0.04)
+    assert Settings(max_text_loss=0).costs == (0,)
+
+
+def test_the_tie_brings_the_growth_of_the_loss_to_what_is_allowed():
+    tie, growths = Tie(0.01), []
+    for _ in range(600):
+        growths.append(0.1 / tie.value)  # what a fit that it holds back would cost
+        tie.heed(growths[-1])
+    assert growths[0] > 0.012
+    assert growths[-1] == pytest.approx(0.01, rel=0.02)
+
+
+def test_a_step_tells_how_much_the_loss_of_its_texts_has_grown(model, examples):
+    fitting, batch = fitting_of(model, examples), examples.batch(1)
+    assert fitting.step(batch, 1.0) == pytest.approx(0.0, abs=1e-5)
+    with torch.no_grad():
+        fitting.numbers["offset"] += 2.0
+    texts = torch.tensor(batch.texts)
+    with torch.no_grad(), sharpen(model, fitting.policy()):
+        sharpened = text_losses(model, texts).mean()
+    expected = float(sharpened / text_losses(model, texts).mean()) - 1
+    assert abs(expected) > 1e-4
+    assert fitting.step(batch, 1.0) == pytest.approx(expected, rel=0.05)
+
+
+def test_several_texts_each_keep_an_eighth_to_look_at():
+    examples = Examples(letters(), SETTINGS, [TEXT, TEXT.upper()])
+    assert examples.checked_text().count("F") == examples.checked_text().count("f") > 0
+    assert len(examples.fitted_texts()) == SETTINGS.check_texts
 
 
 def test_what_does_not_fit(model):

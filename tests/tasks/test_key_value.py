@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES, is_for_tests, make_prompt
+from sharpmax.tasks.key_value import (
+    HELD_OUT,
+    TEMPLATES,
+    drawn_template,
+    is_for_tests,
+    make_prompt,
+)
 
 
 class Letters:
@@ -81,3 +87,21 @@ def test_what_is_fitted_and_what_is_tested_share_no_key_and_no_value():
         assert len(pairs) > 20
         assert {is_for_tests(word) for pair in pairs for word in pair} == {words == "test"}
     assert set(HELD_OUT) < set(TEMPLATES)
+
+
+@given(st.integers(0, 10**6))
+def test_templates_are_drawn_that_hold_what_is_asked_for(seed):
+    template = drawn_template(Random(seed))
+    prompt = make_prompt(Letters(), template, 2000, Random(seed))
+    whole, answer = text(prompt.tokens[1:]), text(prompt.answer).strip()
+    assert "{" not in whole.replace('{"', "")
+    asked = [line for line in whole.split("\n")[1 : prompt.pairs + 1] if answer in line]
+    assert len(asked) >= 1
+    assert drawn_template(Random(seed)) == template
+
+
+def test_no_drawn_template_is_one_for_tests():
+    kept = {TEMPLATES[name].line for name in HELD_OUT}
+    drawn = {drawn_template(Random(seed)).line for seed in range(5000)}
+    assert len(drawn) > 1000
+    assert not drawn & kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,9 +41,12 @@ def calibrate(
         str | None,
         typer.Option(help="How much the loss on text may grow, such as 1% (the default)."),
     ] = None,
-    tie: Annotated[
-        list[float] | None,
-        typer.Option(help="How strongly text is tied, one after another; 8, 16, 32 and 64."),
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the loss on text may grow by while fitting, one after another; "
+            "2, 0.9, 0.6 and 0.4 times --max-text-loss."
+        ),
     ] = None,
     heads: Annotated[
         list[int] | None,
@@ -54,8 +58,9 @@ def calibrate(
         typer.Option(help="Whether β reads the entropy, or, at no cost at all, the length alone."),
     ] = True,
     text: Annotated[
-        str, typer.Option(help="To keep the predictions on: prose, or a file.")
-    ] = PROSE,
+        list[str] | None,
+        typer.Option(help="To keep the predictions on: prose, or a file; several may be given."),
+    ] = None,
     questions: Annotated[
         Path | None,
         typer.Option(help='A file of {"prompt": …, "answer": …} a line, to fit to as well.'),
@@ -94,11 +99,13 @@ def calibrate(
             HeadChange,
             Question,
             Settings,
+            comparison_plan,
             head_changes,
             total_steps,
         )
         from sharpmax.hf.calibrate.processes import Processes
         from sharpmax.hf.table import write_csv
+        from sharpmax.hf.texts import prose
         from sharpmax.report.calibration import write_report
     except ImportError as error:
         raise ValueError(
@@ -107,8 +114,8 @@ def calibrate(
 
     given: dict[str, Any] = {
         "length": length,
-        "max_text_loss": None if max_text_loss is None else _share(max_text_loss),
-        "ties": tie,
+        "max_text_loss": None if max_text_loss is None else _share("max-text-loss", max_text_loss),
+        "costs": None if cost is None else [_share("cost", value) for value in cost],
         "heads": None if heads is None else [count for count in heads if count],
         "steps": steps,
         "entropy": entropy,
@@ -125,8 +132,8 @@ def calibrate(
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     if compared < 0:
         raise ValueError(f"compared must be at least 0, got {compared}")
-    read = existing_text(text, (PROSE,))
-    read = None if read == PROSE else read
+    names = text or [PROSE]
+    read = [prose() if name == PROSE else existing_text(name, (PROSE,)) for name in names]
     asked = [] if questions is None else Question.read(existing_text(str(questions), ()))
     folder = out or Path("runs") / f"calibrate-{plain_name(model)}"
     try:
@@ -140,7 +147,7 @@ def calibrate(
     loaded = loaded_model(model, device, dtype, console)
     name = plain_name(model)
     examples = Examples(loaded.tokenizer, settings, read, asked)
-    plan = _plan(loaded, examples, compared)
+    plan = comparison_plan(loaded.model, examples, compared) if compared else None
     with progress_bars(console) as bars:
         bar = bars.add_task("looking at the model", total=total_steps(settings))
 
@@ -170,7 +177,7 @@ def calibrate(
         page = write_report(
             folder,
             _tables(found, changes, scores),
-            asdict(settings) | {"model": model, "text": text},
+            asdict(settings) | {"model": model, "text": ", ".join(names)},
             title=f"What β makes of {name}",
         )
     console.print(f"Page, figures, tables and policies: {escape(str(page))}", soft_wrap=True)
@@ -182,13 +189,13 @@ def calibrate(
     console.print(f"The policy, {found.kept.name}: {escape(str(folder / 'sharpmax.json'))}")
 
 
-def _share(value: str) -> float:
+def _share(option: str, value: str) -> float:
     """Return a share that is written as 1% or as 0.01."""
     number = value.strip().removesuffix("%")
     try:
         return float(number) / (100 if number != value.strip() else 1)
     except ValueError:
-        raise ValueError(f"max-text-loss must be a share such as 1%, got {value!r}") from None
+        raise ValueError(f"{option} must be a share such as 1%, got {value!r}") from None
 
 
 def _join_processes() -> None:
@@ -217,30 +224,6 @@ def _points(found: Calibration) -> Table:
     return table
 
 
-def _plan(loaded: Loaded, examples: Examples, prompts: int) -> Plan | None:
-    """Return how policies are to be compared, at half the length, the length and twice that.
-
-    The text is the part of it that nothing is fitted to.
-    """
-    from sharpmax.hf import Plan
-    from sharpmax.hf.evaluate import require_possible
-    from sharpmax.hf.sharpen import context_of
-
-    if not prompts:
-        return None
-    settings = examples.settings
-    shortest = max(settings.shortest, settings.length // 2)
-    lengths = [shortest, settings.length, 2 * settings.length]
-    # Text that is read as letters again may have a few tokens fewer.
-    most = min(context_of(loaded.model), 0.95 * examples.checked_tokens)
-    within = [length for length in lengths if length <= most] or [shortest // 2]
-    each = -(-prompts // len(Plan().depths))
-    plan = Plan(within, text=examples.checked_text(), prompts=each)
-    plan = plan.within(loaded.model)
-    require_possible(plan, loaded.tokenizer)
-    return plan
-
-
 def _compared(
     loaded: Loaded,
     found: Calibration,
@@ -249,21 +232,18 @@ def _compared(
     console: Console,
     folder: Path,
 ) -> Sequence[Score]:
-    """Lay the calibrated policy beside others, on the same prompts and texts."""
-    from sharpmax.hf import Score, evaluate
-    from sharpmax.hf.calibrate import rivals
+    """Lay the calibrated policy beside others; what is there is written after each of them."""
+    from sharpmax.hf import Score
+    from sharpmax.hf.calibrate import CASES, compare
     from sharpmax.hf.table import write_csv
 
-    with console.status("choosing what to compare with"):
-        cases = dict(rivals(loaded.model, examples))
-    chosen = found.kept or found.points[-1]
-    cases["calibrated"] = found.policies[chosen.name]
+    scores: list[Score] = []
     with progress_bars(console, counted=False) as bars:
-        bar = bars.add_task("comparing", total=len(cases) * plan.tokens())
-        scores = evaluate(
-            loaded.model, loaded.tokenizer, cases, plan, lambda n: bars.advance(bar, n)
-        )
-    write_csv(folder / COMPARISON, Score, scores)
+        bar = bars.add_task("comparing", total=CASES * plan.tokens())
+        told = partial(bars.advance, bar)
+        for some in compare(loaded.model, loaded.tokenizer, found, examples, plan, told):
+            scores += some
+            write_csv(folder / COMPARISON, Score, scores)
     return scores
 
 

@@ -3,6 +3,7 @@
 The weights stay as they are, and so do, as far as asked for, the predictions on text.
 """
 
+from sharpmax.hf.calibrate.comparison import CASES, compare, comparison_plan
 from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import Check
 from sharpmax.hf.calibrate.rivals import rivals
@@ -17,6 +18,7 @@ from sharpmax.hf.calibrate.study import (
 )
 
 __all__ = [
+    "CASES",
     "Calibration",
     "Check",
     "Examples",
@@ -25,6 +27,8 @@ __all__ = [
     "Question",
     "Settings",
     "calibrate",
+    "compare",
+    "comparison_plan",
     "head_changes",
     "rivals",
     "total_steps",

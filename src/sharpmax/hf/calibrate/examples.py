@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -12,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from sharpmax.hf.texts import prose
-from sharpmax.tasks.key_value import TEMPLATES, Prompt, make_prompt
+from sharpmax.tasks.key_value import TEMPLATES, Prompt, Template, drawn_template, make_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 CHECKED_SHARE = 8
 """The last of so many parts of the text is looked at, and not fitted to."""
+ENDS = 0.2
+"""The share of prompts that ask for the first line or the last: what a model finds before it is
+fitted at all, it must not lose."""
 CHECKED_QUESTIONS = 4
 """Of so many questions, one is looked at, and not fitted to."""
 
@@ -74,7 +78,8 @@ class Examples:
     Args:
         tokenizer: Of the model.
         settings: Of the calibration.
-        text: To keep the predictions on; English prose if None.
+        text: To keep the predictions on, or several; English prose if None. The last eighth of each
+            is looked at and not fitted to.
         questions: To fit to as well, as every other prompt, and one in four to look at.
 
     Raises:
@@ -85,7 +90,7 @@ class Examples:
         self,
         tokenizer: PreTrainedTokenizerBase,
         settings: Settings,
-        text: str | None = None,
+        text: str | Sequence[str] | None = None,
         questions: Sequence[Question] = (),
     ) -> None:
         self.tokenizer, self.settings = tokenizer, settings
@@ -96,18 +101,24 @@ class Examples:
             )
         whole = json.dumps([text, [list(question) for question in questions]])
         self.digest = hashlib.sha256(whole.encode()).hexdigest()
-        tokens: list[int] = tokenizer(prose() if text is None else text, verbose=False)["input_ids"]
-        start = tokens[:1]  # what a text begins with, every window does
-        fitted = len(tokens) * (CHECKED_SHARE - 1) // CHECKED_SHARE
-        room = len(tokens) - fitted
-        if min(fitted, room) < settings.length:
+        texts = [prose()] if text is None else [text] if isinstance(text, str) else text
+        self._fitted: list[int] = []
+        self._checked: list[int] = []
+        for tokens in tokenizer(list(texts), verbose=False)["input_ids"]:
+            cut = len(tokens) * (CHECKED_SHARE - 1) // CHECKED_SHARE
+            self._fitted += tokens[:cut]
+            self._checked += tokens[cut:]
+        self._start = self._fitted[:1]  # what a text begins with, every window does
+        if min(len(self._fitted), len(self._checked)) < settings.length:
+            count = len(self._fitted) + len(self._checked)
             raise ValueError(
-                f"text has {len(tokens):,} tokens, and {CHECKED_SHARE * settings.length:,} are the "
+                f"text has {count:,} tokens, and {CHECKED_SHARE * settings.length:,} are the "
                 f"least for windows of {settings.length:,}"
             )
-        self._start, self._fitted, self._checked = start, tokens[:fitted], tokens[fitted:]
         for name in (*settings.templates, *settings.checked):
-            self._prompt(name, settings.shortest, Random(0))  # which says if there is no room
+            self._prompt(
+                TEMPLATES[name], settings.shortest, Random(0)
+            )  # which says if there is no room
 
     def batch(self, step: int) -> Batch:
         """Return the sequences of a step, all of about one length."""
@@ -115,9 +126,7 @@ class Examples:
         random = self._random("step", step)
         exponent = random.uniform(math.log(settings.shortest), math.log(settings.length))
         length = settings.length if step % 2 else round(math.exp(exponent))
-        names = random.sample(settings.templates, min(settings.prompts, len(settings.templates)))
-        names += random.choices(settings.templates, k=settings.prompts - len(names))
-        prompts = [self._prompt(name, length, random) for name in names]
+        prompts = [self._any_prompt(length, random) for _ in range(settings.prompts)]
         if own := [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]:
             prompts[::2] = random.choices(own, k=len(prompts[::2]))
         texts = []
@@ -134,7 +143,7 @@ class Examples:
         settings = self.settings
         lengths = sorted({max(settings.shortest, settings.length // 2), settings.length})
         return [
-            self._prompt(name, length, self._random("check", length, name, number))
+            self._prompt(TEMPLATES[name], length, self._random("check", length, name, number))
             for length in lengths
             for name in settings.checked
             for number in range(settings.check_prompts)
@@ -166,8 +175,16 @@ class Examples:
         begins = [round(last * i / max(1, count - 1)) for i in range(count)]
         return [[*self._start, *tokens[begin + 1 : begin + length]] for begin in begins]
 
-    def _prompt(self, name: str, length: int, random: Random) -> Prompt:
-        return make_prompt(self.tokenizer, TEMPLATES[name], length, random, words="fit")
+    def _any_prompt(self, length: int, random: Random) -> Prompt:
+        """Return a prompt of a drawn template, if there is room for it, or of a named one."""
+        if random.random() < self.settings.drawn:
+            with contextlib.suppress(ValueError):
+                return self._prompt(drawn_template(random), length, random)
+        return self._prompt(TEMPLATES[random.choice(self.settings.templates)], length, random)
+
+    def _prompt(self, template: Template, length: int, random: Random) -> Prompt:
+        depth = random.choice((0.0, 1.0)) if random.random() < ENDS else None
+        return make_prompt(self.tokenizer, template, length, random, depth, words="fit")
 
     def _question(self, question: Question) -> Prompt:
         tokens: list[int] = self.tokenizer(question.prompt, verbose=False)["input_ids"]

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpmax.hf.calibrate.curvature import squares, step_lengths
 from sharpmax.hf.calibrate.entropies import text_entropies
-from sharpmax.hf.calibrate.losses import answer_logits, answer_losses, divergence
+from sharpmax.hf.calibrate.losses import answer_logits, answer_losses, of_text
 from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import layers_and_heads, sharpen
 from sharpmax.per_head import PerHead
@@ -46,16 +46,19 @@ class Check:
         answer_loss: The mean loss of their tokens, in nats.
         text_loss: The mean loss of the text's tokens, in nats.
         divergence: The mean divergence of the predictions on text from the original model's.
+        text_cost: The loss of text over the original model's, as a share.
     """
 
     retrieval: float
     answer_loss: float
     text_loss: float
     divergence: float
+    text_cost: float
 
     def objective(self, tie: float) -> float:
-        """Return what is made small."""
-        return self.answer_loss + tie * self.divergence
+        """Return what is made small: the loss of answers, and what text pays."""
+        growth = self.text_loss - self.text_loss / (1 + self.text_cost)
+        return self.answer_loss + tie * (self.divergence + growth) / 2
 
 
 class Fitting:
@@ -123,12 +126,17 @@ class Fitting:
         kept[largest] = True
         self.chosen &= kept.view_as(self.chosen)
 
-    def step(self, batch: Batch, tie: float, rate: float = 1.0) -> None:
-        """Take one step of Adam, at a share of its learning rate."""
+    def step(self, batch: Batch, tie: float, rate: float = 1.0) -> float:
+        """Take one step of Adam, at a share of its learning rate.
+
+        Returns:
+            By which share the loss of the batch's texts has grown.
+        """
         settings, processes = self.settings, self.processes
         every: list[Prompt | list[int]] = [*batch.prompts, *batch.texts]
         mine = every[processes.rank :: processes.count]
         self.optimizer.zero_grad(set_to_none=False)
+        of_texts = torch.zeros(2, device=self.chosen.device)
         with _frozen(self.model, settings.checkpointing):
             for part in parts(mine, self._at_once()):
                 prompts = [item for item in part if isinstance(item, Prompt)]
@@ -136,7 +144,9 @@ class Fitting:
                 with torch.no_grad():
                     original = self.reader.states(texts) if texts else None
                 with sharpen(self.model, PerHead(self._base(), self._masked())):
-                    self._loss(prompts, texts, original, tie).backward()  # type: ignore[no-untyped-call]
+                    loss, losses_of_texts = self._loss(prompts, texts, original, tie)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                of_texts += losses_of_texts
         for value in self.numbers.values():
             if value.grad is None:  # more processes than sequences
                 value.grad = torch.zeros_like(value)
@@ -147,6 +157,8 @@ class Fitting:
         with torch.no_grad():
             for value in self.numbers.values():
                 value *= self.chosen
+        processes.add_up(of_texts)
+        return float(of_texts[0] / of_texts[1]) - 1
 
     def check(self) -> Check:
         """Look at prompts and texts that are not fitted to, under the policy as it is now."""
@@ -209,16 +221,20 @@ class Fitting:
         texts: list[list[int]],
         original: Tensor | None,
         tie: float,
-    ) -> Tensor:
-        """Return this part's share of a step's loss."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return this part's share of a step's loss, and of its texts', now and before."""
         states = self.reader.states([*map(whole, prompts), *texts])
         answers = answer_logits(self.reader, states[: len(prompts)], prompts)
         losses = [loss / self.settings.prompts for loss in answer_losses(answers, prompts)]
+        of_texts = torch.zeros(2, device=self.chosen.device)
         if original is not None:
-            of_texts = states[len(prompts) :, : original.shape[1]]
+            found = of_text(
+                self.reader, states[len(prompts) :, : original.shape[1]], original, texts
+            )
             share = len(texts) / self.settings.texts
-            losses.append(tie * share * divergence(self.reader, of_texts, original))
-        return torch.stack(losses).sum()
+            losses.append(tie * share * found.price())
+            of_texts = share * torch.stack([found.loss, found.original_loss]).detach()
+        return torch.stack(losses).sum(), of_texts
 
     def _checked(self) -> Check:
         at_once = CHECKED_AT_ONCE if self.model.device.type == "cuda" else 1
@@ -230,17 +246,18 @@ class Fitting:
             answers += [loss.item() for loss in answer_losses(logits, prompts)]
             for row, prompt in zip(logits, prompts, strict=True):
                 right += row.argmax(-1).tolist() == prompt.answer
-        losses, divergences = [], []
+        of_texts = []
         for text, original in zip(self._texts, self._original, strict=True):
             states = self.reader.states([text])
-            divergences.append(divergence(self.reader, states, original.to(states)).item())
-            tokens = torch.tensor([text], device=states.device)
-            losses.append(self.reader.text_losses(states, tokens).mean().item())
+            found = of_text(self.reader, states, original.to(states), [text])
+            of_texts.append(torch.stack(found).tolist())
+        divergence, loss, original_loss = map(_mean, zip(*of_texts, strict=True))
         return Check(
             retrieval=right / len(self._prompts),
             answer_loss=_mean(answers),
-            text_loss=_mean(losses),
-            divergence=_mean(divergences),
+            text_loss=loss,
+            divergence=divergence,
+            text_cost=loss / original_loss - 1,
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, nll_loss
 from torch.utils.checkpoint import checkpoint
 
 from sharpmax.hf.reader import TOKENS_AT_ONCE
@@ -33,22 +34,48 @@ def answer_losses(logits: list[Tensor], prompts: list[Prompt]) -> list[Tensor]:
     ]
 
 
-def divergence(reader: Reader, states: Tensor, original: Tensor) -> Tensor:
-    """Return the mean divergence KL(original ‖ sharpened) a token, in nats.
+class OfText(NamedTuple):
+    """Means over the tokens of some texts, in nats.
+
+    Attributes:
+        divergence: KL(original ‖ sharpened) of the predictions.
+        loss: Of the text under the sharpened model.
+        original_loss: Under the original one.
+    """
+
+    divergence: Tensor
+    loss: Tensor
+    original_loss: Tensor
+
+    def price(self) -> Tensor:
+        """Return what text pays: half the divergence, and half by what its loss has grown.
+
+        The divergence alone would forbid what text gains by as well. The loss alone would let the
+        model forget what these texts do not show.
+        """
+        return (self.divergence + self.loss - self.original_loss) / 2
+
+
+def of_text(reader: Reader, states: Tensor, original: Tensor, texts: Sequence[list[int]]) -> OfText:
+    """Return how far the predictions on texts are from the original model's, and from the texts.
 
     The logits over the vocabulary are made a few hundred tokens at a time, and made again for the
     gradient.
     """
 
-    def of(some: Tensor, wanted: Tensor) -> Tensor:
+    def sums(some: Tensor, wanted: Tensor, following: Tensor) -> Tensor:
         said = log_softmax(reader.logits(some), dim=-1)
         meant = log_softmax(reader.logits(wanted), dim=-1)
-        return kl_div(said, meant, reduction="sum", log_target=True)
+        divergence = kl_div(said, meant, reduction="sum", log_target=True)
+        losses = [nll_loss(given, following, reduction="sum") for given in (said, meant)]
+        return torch.stack([divergence, *losses])
 
-    states, original = states.flatten(0, 1), original.flatten(0, 1)
+    following = torch.tensor(texts, device=states.device)[:, 1:].flatten()
+    states, original = states[:, :-1].flatten(0, 1), original[:, :-1].flatten(0, 1)
     total: Any = 0.0
-    for start in range(0, states.shape[0], TOKENS_AT_ONCE):
+    for start in range(0, following.shape[0], TOKENS_AT_ONCE):
         part = slice(start, start + TOKENS_AT_ONCE)
-        total = total + checkpoint(of, states[part], original[part], use_reentrant=False)
-    mean: Tensor = total / states.shape[0]
-    return mean
+        total = total + checkpoint(
+            sums, states[part], original[part], following[part], use_reentrant=False
+        )
+    return OfText(*(total / following.shape[0]))

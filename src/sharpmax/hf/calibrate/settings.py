@@ -8,6 +8,8 @@ from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
 
 CHECKED = ("phone", "pet", "record", "letter")
 """Templates that nothing is fitted to, but that tell when to stop."""
+TIMES = (2.0, 0.9, 0.6, 0.4)
+"""What the loss on text may grow by while fitting, over what the policy that is kept may cost."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,9 @@ class Settings:
         length: Of the longest prompts and texts to fit to, in tokens.
         shortest: Of the shortest prompts.
         reference_length: Up to which β does not change with the length.
-        ties: How strongly the predictions on text are tied to the original model's, one strength
-            after another: the weights of their divergence in the loss. A loose tie finds what
-            helps, and tighter ones take away of it what text must pay for.
+        costs: How much the loss on the text that is fitted to may grow, as shares, one after
+            another. A large one finds what helps, and smaller ones take away of it what text must
+            pay for. By default 2, 0.9, 0.6 and 0.4 times `max_text_loss`.
         steps: At each of them, at most, and twice as many at the first.
         heads: After that, how many heads may stay changed, fewer and fewer.
         entropy: Whether β depends on the entropy too, where it leaves the band that a head has on
@@ -40,14 +42,15 @@ class Settings:
         at_once: Sequences that go through the model together; None for all of a step on a GPU
             and one on a CPU.
         checkpointing: Whether to compute activations twice rather than keep them.
-        templates: To fit to.
+        drawn: The share of prompts to fit to whose template is made up at random.
+        templates: Of the other prompts.
         checked: Templates to look at.
     """
 
     length: int = 2048
     shortest: int = 256
     reference_length: int = 256
-    ties: tuple[float, ...] = (8.0, 16.0, 32.0, 64.0)
+    costs: tuple[float, ...] = ()
     steps: int = 100
     heads: tuple[int, ...] = (64, 32, 16, 8)
     entropy: bool = True
@@ -59,19 +62,23 @@ class Settings:
     weighings: int = 3
     check_every: int = 50
     patience: int = 2
-    check_prompts: int = 8
+    check_prompts: int = 16
     check_texts: int = 8
     max_text_loss: float = 0.01
     seed: int = 0
     at_once: int | None = None
     checkpointing: bool = False
+    drawn: float = 0.75
     templates: tuple[str, ...] = tuple(
         name for name in TEMPLATES if name not in (*HELD_OUT, *CHECKED)
     )
     checked: tuple[str, ...] = CHECKED
 
     def __post_init__(self) -> None:
-        for name in ("ties", "heads", "templates", "checked"):
+        if not self.costs:
+            costs = tuple(round(times * self.max_text_loss, 6) for times in TIMES)
+            object.__setattr__(self, "costs", tuple(dict.fromkeys(costs)))
+        for name in ("costs", "heads", "templates", "checked"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         least = {"steps": 1, "prompts": 1, "texts": 1, "check_every": 1, "patience": 1}
         least |= {
@@ -89,11 +96,11 @@ class Settings:
                 f"length must be at least that of the shortest prompts, {self.shortest}, "
                 f"got {self.length}"
             )
-        if not self.ties or min(self.ties) < 0:
-            raise ValueError(f"ties must be numbers of at least 0, got {list(self.ties)}")
+        if min(self.costs) < 0:
+            raise ValueError(f"costs must be at least 0, got {list(self.costs)}")
         if any(count < 1 for count in self.heads):
             raise ValueError(f"heads must be at least 1, got {list(self.heads)}")
-        for name, form in (("ties", "g"), ("heads", "d")):
+        for name, form in (("costs", "g"), ("heads", "d")):
             told = [format(value, form) for value in getattr(self, name)]
             if len({*told}) < len(told):
                 raise ValueError(f"{name} must differ, got {', '.join(told)}")
@@ -105,6 +112,8 @@ class Settings:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if not 0 <= self.band < 1:
             raise ValueError(f"band must be at least 0 and below 1, got {self.band}")
+        if not 0 <= self.drawn <= 1:
+            raise ValueError(f"drawn must be a share from 0 to 1, got {self.drawn}")
         if not self.most > 1:
             raise ValueError(f"most must be above 1, got {self.most}")
         for name in (*self.templates, *self.checked):

@@ -1,4 +1,4 @@
-"""A whole calibration: looser and tighter ties, then fewer heads, and which of all to keep.
+"""A whole calibration: text may lose less and less, then fewer heads; and which of all to keep.
 
 Everything that was found lies in a folder, and a run that was stopped goes on from there.
 """
@@ -24,6 +24,7 @@ from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import CHANGED, Check, Fitting
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import Settings
+from sharpmax.hf.calibrate.tie import START, Tie
 from sharpmax.hf.sharpen import context_of, layers_and_heads, require_interface
 from sharpmax.hf.table import write_csv
 from sharpmax.per_head import PerHead
@@ -44,11 +45,11 @@ Tell = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class Point:
-    """The best policy of one strength, or of one number of heads, on what it was not fitted to.
+    """The best policy of one cost, or of one number of heads, on what it was not fitted to.
 
     Attributes:
         name: Of the policy, and of its file.
-        tie: How strongly text was tied.
+        allowed: How much the loss of the text that was fitted to might grow, as a share.
         heads: How many heads are changed.
         steps: How many steps it took from the beginning.
         retrieval: The share of answers that are right.
@@ -59,7 +60,7 @@ class Point:
     """
 
     name: str
-    tie: float
+    allowed: float
     heads: int
     steps: int
     retrieval: float
@@ -97,7 +98,7 @@ def calibrate(
     tokenizer: PreTrainedTokenizerBase,
     settings: Settings | None = None,
     *,
-    text: str | None = None,
+    text: str | Sequence[str] | None = None,
     questions: Sequence[Question] = (),
     folder: str | Path | None = None,
     name: str = "model",
@@ -109,7 +110,8 @@ def calibrate(
         model: A causal language model.
         tokenizer: Its tokenizer.
         settings: What to fit, to what, and for how long.
-        text: On which the model's predictions are to stay as they are; English prose if None.
+        text: On which the model's predictions are to stay as good as they are, or several; English
+            prose if None.
         questions: Of the user's own, to fit to as well.
         folder: Where to keep everything, and to go on from if it was begun there.
         name: Of the model, for the policy's file.
@@ -187,7 +189,7 @@ def head_changes(policy: Policy, length: int) -> list[HeadChange]:
 
 def total_steps(settings: Settings) -> int:
     """Return how many steps a calibration takes at most."""
-    return settings.steps * (len(settings.ties) + 1 + len(settings.heads))
+    return settings.steps * (len(settings.costs) + 1 + len(settings.heads))
 
 
 class _Study:
@@ -200,21 +202,23 @@ class _Study:
         self.policies: dict[str, Policy] = {}
         self.states: dict[str, dict[str, Tensor]] = {}
         self.step = 0
+        self.tie = START
         folder.resume(self)
         if not self.points:
             fitting.weigh()
 
     def run(self) -> Calibration:
         settings = self.settings
-        for number, tie in enumerate(settings.ties):
-            self._stage(f"tie {tie:g}", tie, settings.steps * (1 if number else 2))
-        start = self.best(self.points[: len(settings.ties)]) or self.points[len(settings.ties) - 1]
+        count = len(settings.costs)
+        for number, cost in enumerate(settings.costs):
+            self._stage(f"cost {100 * cost:g}%", cost, settings.steps * (1 if number else 2))
+        start = self.best(self.points[:count]) or self.points[count - 1]
         for count in settings.heads:
             name = f"{count} heads"
             if name not in self.policies:
                 self.fitting.resume(self.states[start.name])
                 self.fitting.keep_heads(count)
-            self._stage(name, start.tie, settings.steps)
+            self._stage(name, start.allowed, settings.steps)
             start = dataclasses.replace(start, name=name)
         found = Calibration(self.plain, self.points, self.best(self.points), self.policies)
         self.folder.finish(found)
@@ -230,8 +234,11 @@ class _Study:
         ]
         return max(within, key=lambda p: (p.retrieval, -p.answer_loss), default=None)
 
-    def _stage(self, name: str, tie: float, steps: int) -> None:
-        """Fit for some steps, and keep the best of the looks at what is not fitted to."""
+    def _stage(self, name: str, allowed: float, steps: int) -> None:
+        """Fit for some steps, and keep the best of the looks at what is not fitted to.
+
+        Two looks are compared by how strongly text is tied at the second.
+        """
         before = self.step
         if name in self.policies:  # done before the run was stopped
             self.fitting.resume(self.states[name])
@@ -239,18 +246,20 @@ class _Study:
             return
         best: tuple[Check, dict[str, Tensor], int] | None = None
         disappointments = 0
+        tie = Tie(allowed, self.tie)
         with ThreadPoolExecutor(1) as ahead:
             batch = ahead.submit(self.fitting.examples.batch, self.step)
             while self.step < before + steps and disappointments < self.settings.patience:
                 following = ahead.submit(self.fitting.examples.batch, self.step + 1)
-                self.fitting.step(batch.result(), tie, rate((self.step - before) / steps))
+                share = rate((self.step - before) / steps)
+                tie.heed(self.fitting.step(batch.result(), tie.value, share))
                 batch = following
                 self.step += 1
                 self.tell(name, 1)
                 if (self.step - before) % self.settings.check_every and self.step < before + steps:
                     continue
                 check = self.fitting.processes.first(self.fitting.check())
-                if best is None or check.objective(tie) < best[0].objective(tie):
+                if best is None or check.objective(tie.value) < best[0].objective(tie.value):
                     best, disappointments = (check, self._state(), self.step), 0
                 else:
                     disappointments += 1
@@ -258,13 +267,13 @@ class _Study:
         assert best is not None
         check, state, found_at = best
         self.fitting.resume(state)
+        self.tie = tie.value
         point = Point(
             name=name,
-            tie=tie,
+            allowed=allowed,
             heads=int((self.fitting.changes() > CHANGED).sum()),
             steps=found_at,
             **asdict(check),
-            text_cost=check.text_loss / self.plain.text_loss - 1,
         )
         self.points.append(point)
         self.policies[name], self.states[name] = self.fitting.policy(), state
@@ -306,7 +315,7 @@ class _Folder:
             saved, tensors = found
             about, points = saved["about"], [Point(**point) for point in saved["points"]]
             policies = {n: Policy.from_dict(data) for n, data in saved["policies"].items()}
-            step = int(saved["step"])
+            step, tie = int(saved["step"]), float(saved["tie"])
         except Exception as error:  # whatever lies in a file that was damaged
             raise ValueError(
                 f"{self.path} holds a state that cannot be read ({error}): remove the folder to "
@@ -317,7 +326,7 @@ class _Folder:
                 f"{self.path} holds a calibration with other settings or of another model: "
                 "choose another folder"
             )
-        study.points, study.policies, study.step = points, policies, step
+        study.points, study.policies, study.step, study.tie = points, policies, step, tie
         for name, tensor in tensors.items():
             stage, _, key = name.partition("::")
             study.states.setdefault(stage, {})[key] = tensor
@@ -348,6 +357,7 @@ class _Folder:
         saved = {
             "about": self._about,
             "step": study.step,
+            "tie": study.tie,
             "points": [asdict(point) for point in study.points],
             "policies": {name: policy.to_dict() for name, policy in study.policies.items()},
         }
@@ -390,4 +400,4 @@ def _fingerprint(model: PreTrainedModel) -> str:
 
 def file_name(point: str) -> str:
     """Return what a point's policy is called as a file."""
-    return point.replace(" ", "-")
+    return point.replace(" ", "-").removesuffix("%")

@@ -79,9 +79,9 @@ def _frontier(tables: Tables) -> Section:
     charts = [frontier(tables), by_heads(tables)]
     return Section(
         "What it costs",
-        "A dot is the best policy of one strength at which text was tied to the original model's "
-        "predictions, or of one number of heads. To the right text pays more. The policy that is "
-        "kept is the one that finds most within the cost that was allowed.",
+        "A dot is the best policy of one cost that text might pay while fitting, or of one number "
+        "of heads. To the right text pays more. The policy that is kept is the one that finds most "
+        "within the cost that was allowed in the end.",
         [c.properties(width="container", height=HEIGHT) for c in charts if c is not None],
     )
 

@@ -18,7 +18,7 @@ class Tables:
 
     Attributes:
         plain: The original model on what was not fitted to: retrieval and text_loss.
-        points: The policies along the way: name, tie, heads, retrieval, text_cost, … of each.
+        points: The policies along the way: name, allowed, heads, retrieval, text_cost, … of each.
         kept: The name of the one that is kept, or None.
         heads: What that one, or else the last, does to every head: layer, head, short, long,
             below and above.

@@ -3,6 +3,7 @@
 A model that blurs at long contexts finds the line among few and loses it among many.
 """
 
+from sharpmax.tasks.key_value.drawn import drawn_template
 from sharpmax.tasks.key_value.evaluate import Cell, retrieval
 from sharpmax.tasks.key_value.prompts import Prompt, is_for_tests, make_prompt
 from sharpmax.tasks.key_value.templates import HELD_OUT, TEMPLATES, Template
@@ -13,6 +14,7 @@ __all__ = [
     "Cell",
     "Prompt",
     "Template",
+    "drawn_template",
     "is_for_tests",
     "make_prompt",
     "retrieval",

@@ -62,3 +62,14 @@ CITIES = _words(
     Seoul Seville Sofia Sydney Tallinn Tehran Tokyo Tunis Turin Vienna Warsaw Zagreb Zurich
     """
 )
+
+NOUNS = _words(
+    """
+    account address badge balance box cabinet category chapter choice class contract date desk
+    entry favourite file form gift goal grade group height index invoice item job label level
+    licence limit locker mark member model name note order package page parcel part partner
+    passport pin place plan position prize product rank rating reference report result reward
+    route seat section sector serial sign size stamp station status store symbol tag task team
+    title token topic type unit value version visa vote weight zone
+    """
+)

@@ -1,0 +1,115 @@
+"""How well `calibrate` does on templates, keys, values and a book that it never sees.
+
+Fits a policy at up to 2,048 tokens, and asks at 1,024, 2,048 and 4,096: of plain attention, of its
+rivals, and of every policy along the way, each on the same 200 prompts a length and the same pages.
+
+    python benchmarks/calibrate.py MODEL --text FILE ... --book FILE
+
+writes the table and the policies to benchmarks/results/<device>/calibrate/<name>. The texts of the
+results that are committed are Python's own reference (`prose`), and alice29, asyoulik, lcet10 and
+plrabn12 of the Canterbury corpus, which lie in the source of the package brotli; the book is
+Moby Dick.
+"""
+
+import argparse
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from measure import CUDA, PLACE, RESULTS, circumstances
+
+from sharpmax.hf import Plan, Score, load
+from sharpmax.hf.calibrate import (
+    Examples,
+    HeadChange,
+    Settings,
+    calibrate,
+    comparison_plan,
+    head_changes,
+    rivals,
+)
+from sharpmax.hf.evaluate import by_case
+from sharpmax.hf.table import write_csv
+from sharpmax.hf.texts import prose
+
+DEPTHS = tuple((2 * i + 1) / 20 for i in range(10))
+PROMPTS = 5
+"""A template, length and depth; four templates and ten depths make 200."""
+WINDOWS = 12
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--name", default="by-entropy")
+    parser.add_argument("--text", action="append", default=[])
+    parser.add_argument("--book", type=Path, required=True)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--heads", type=int, nargs="*", default=[64, 32, 16, 8])
+    parser.add_argument("--no-entropy", action="store_true")
+    parser.add_argument("--no-rivals", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS / "calibrate")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = arguments()
+    folder = asked.out / asked.name
+    model, tokenizer, _ = load(
+        asked.model, dtype=torch.bfloat16 if CUDA else torch.float32, device=PLACE
+    )
+    texts = [prose(), *(Path(name).read_text(errors="replace") for name in asked.text)]
+    settings = Settings(
+        length=asked.length,
+        steps=asked.steps,
+        heads=tuple(asked.heads),
+        entropy=not asked.no_entropy,
+    )
+    examples = Examples(tokenizer, settings, texts)
+    plan = comparison_plan(model, examples, 1, asked.book.read_text())
+    plan = replace(plan, windows=WINDOWS, depths=DEPTHS, prompts=PROMPTS)
+    begun, last = time.perf_counter(), ""
+
+    def tell(stage: str, _: int) -> None:
+        nonlocal last
+        if stage != last:
+            print(f"{time.perf_counter() - begun:.0f} s: {stage}", flush=True)
+            last = stage
+
+    found = calibrate(
+        model, tokenizer, settings, text=texts, folder=folder, name=asked.model, tell=tell
+    )
+    seconds = time.perf_counter() - begun
+    print(f"{seconds:.0f} s. plain: {found.plain}", flush=True)
+    for point in found.points:
+        print(point, flush=True)
+    if found.policy is not None:
+        write_csv(folder / "heads.csv", HeadChange, head_changes(found.policy, settings.length))
+    cases = {"plain": None} if asked.no_rivals else dict(rivals(model, examples))
+    cases |= {point.name: found.policies[point.name] for point in found.points}
+    scores: list[Score] = []
+    for some in by_case(model, tokenizer, cases, plan):
+        scores += some
+        write_csv(folder / "scores.csv", Score, scores)
+        print(told(some, plan, scores), f"{time.perf_counter() - begun:.0f} s", flush=True)
+    details = {"seconds": round(seconds), **circumstances(), **asdict(settings)}
+    lines = [f"{name},{str(value).replace(',', ';')}" for name, value in details.items()]
+    (folder / "run.csv").write_text("\n".join(["what,value", *lines]) + "\n")
+
+
+def told(scores: list[Score], plan: Plan, every: list[Score]) -> str:
+    """Return a policy's line: what was found by length, and what text paid."""
+    parts = [scores[0].case]
+    for length in plan.lengths or ():
+        here = [score for score in scores if score.length == length]
+        text = next(score.value for score in here if score.depth is None)
+        plain = next(s.value for s in every if s.length == length and s.depth is None)
+        shares = [score.value for score in here if score.depth is not None]
+        parts.append(f"{length}: {sum(shares) / len(shares):.3f} {text / plain - 1:+.2%}")
+    return "  ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The calibrated policy beside others, on the same prompts and the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sharpmax.hf.calibrate.rivals import rivals
+from sharpmax.hf.evaluate import Plan, Score, by_case, require_possible
+from sharpmax.hf.sharpen import context_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from sharpmax.hf.calibrate.examples import Examples
+    from sharpmax.hf.calibrate.study import Calibration
+
+CASES = 7
+"""How many policies are compared."""
+
+
+def comparison_plan(
+    model: PreTrainedModel, examples: Examples, prompts: int, book: str | None = None
+) -> Plan:
+    """Return how to compare policies: at half the length that is fitted to, at it, and at twice it.
+
+    Args:
+        model: That is calibrated.
+        examples: That it is calibrated with.
+        prompts: For each of the templates that are held out, and each length; at least.
+        book: To read; the part of the text that nothing is fitted to if None.
+
+    Raises:
+        ValueError: If the prompts do not fit.
+    """
+    settings, most = examples.settings, context_of(model)
+    if book is None:  # Text that is read as letters again may have a few tokens fewer.
+        book, most = examples.checked_text(), min(most, 0.95 * examples.checked_tokens)
+    shortest = max(settings.shortest, settings.length // 2)
+    lengths = [shortest, settings.length, 2 * settings.length]
+    within = [length for length in lengths if length <= most] or [shortest // 2]
+    plan = Plan(within, text=book, prompts=-(-prompts // len(Plan().depths))).within(model)
+    require_possible(plan, examples.tokenizer)
+    return plan
+
+
+def compare(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    found: Calibration,
+    examples: Examples,
+    plan: Plan,
+    tell: Callable[[int], None] = lambda _: None,
+) -> Iterator[list[Score]]:
+    """Yield the scores of plain attention, of each of its rivals, and of the calibrated policy.
+
+    That is the one that is kept, or else the last.
+    """
+    chosen = found.kept or found.points[-1]
+    cases = {**rivals(model, examples), "calibrated": found.policies[chosen.name]}
+    yield from by_case(model, tokenizer, cases, plan, tell)
