@@ -50,5 +50,6 @@ $(VENV)/package: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[reproduce]'
 	touch $@
 $(VENV)/development: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[reproduce,transformers,jax,dev]'
+	$(PIP) --editable '.[reproduce,transformers,flax,keras,clrs,dev]'
+	$(PIP) --no-deps dm-clrs
 	touch $@ $(VENV)/package

@@ -211,6 +211,16 @@ for settings in (
 ):
     same = functools.partial(np.testing.assert_allclose, atol=2e-4, rtol=2e-4)
     jax.tree.map(same, *map(found, both(**settings)))
+
+bias = jnp.asarray(rng.normal(size=(1, 4, 48, 48)), jnp.float32)
+mask = jnp.asarray(rng.random((2, 1, 1, 48)) < 0.8)
+by_key = P(None, None, None, "keys")
+many = jax.shard_map(
+    functools.partial(attention, axis_name="keys"), mesh=mesh,
+    in_specs=(P(), P(None, "keys"), P(None, "keys"), by_key, by_key), out_specs=P(),
+    check_vma=False,
+)
+same(many(*arrays, bias, mask), attention(*arrays, bias, mask))
 try:
     both(policy=EntropyCap(1.0))[1](*arrays)
 except NotImplementedError as error:
@@ -247,7 +257,11 @@ def test_sharded_keys_are_those_of_one_device():
         ({"bias": np.zeros((1, 3, T, S), np.float32)}, ValueError, "bias must have four axes"),
         ({"key_value_seq_lengths": np.zeros(3, int)}, ValueError, "whole numbers of shape"),
         ({"local_window_size": (-1, 2)}, ValueError, "local_window_size must be numbers"),
-        ({"implementation": "flash"}, ValueError, "one of reference, chunked or None"),
+        (
+            {"implementation": "flash"},
+            ValueError,
+            "one of reference, chunked, cudnn, pallas",
+        ),
         ({"policy": "paper"}, TypeError, "policy must be a sharpmax.Policy"),
     ],
 )

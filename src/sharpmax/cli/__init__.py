@@ -8,6 +8,7 @@ import typer
 from sharpmax import __version__
 from sharpmax.cli.bounds import bounds
 from sharpmax.cli.calibrate import calibrate
+from sharpmax.cli.clrs import clrs
 from sharpmax.cli.diagnose import diagnose
 from sharpmax.cli.evaluate import evaluate
 from sharpmax.cli.reproduce import reproduce
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(bounds)
 app.command()(calibrate)
+app.add_typer(clrs, name="clrs")
 app.command()(diagnose)
 app.command()(evaluate)
 app.command()(reproduce)

@@ -53,15 +53,18 @@ def attention(
         key_value_seq_lengths: How many keys of each sequence are seen.
         local_window_size: How many keys to the left and to the right are seen besides its own.
         policy: Chooses β for every row.
-        implementation: "chunked" (a few queries at a time, memory linear in the length) or
-            "reference" (all logits at once); None chooses the fastest that can take the call.
+        implementation: "chunked" (a few queries at a time, on any device; what None chooses),
+            "pallas" (a kernel for the statistics, then cuDNN's attention) or "cudnn" (both by
+            cuDNN's), all three in memory linear in the length, or "reference" (all logits at once).
         axis_name: Inside `shard_map`, the mesh axis over which keys and values are sharded, in
-            order; queries are whole on every device, and so is the result.
+            order, and the key axis of bias and mask with them; queries are whole on every device,
+            and so is the result.
         return_statistics: Whether to return the row statistics of the plain logits as well, of
             shape (batch, heads, queries).
 
     Raises:
         ValueError: If a shape does not fit; told when the function is traced.
+        NotImplementedError: If the implementation that was named cannot take the call, and why.
     """
     require_policy(policy)
     scores = Scores.of(
@@ -83,13 +86,12 @@ def attention(
         )
     require_like("value", value, scores.query)
     if axis_name is None:
-        out, statistics = implementation_of(implementation).attend(scores, value, policy)
+        chosen = implementation_of(implementation, scores)
+        out, statistics = chosen.attend(scores, value, policy)
     else:
         if implementation not in (None, "chunked"):
             raise ValueError(
                 f"implementation must be chunked where keys are sharded, got {implementation!r}"
             )
-        if bias is not None or mask is not None:
-            raise NotImplementedError("keys that are sharded take neither bias nor mask yet")
         out, statistics = sharded.attend(scores, value, policy, axis_name)
     return (out, statistics) if return_statistics else out

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sharpmax.jax import chunked, reference
+from sharpmax.jax import chunked, cudnn, pallas, reference
 from sharpmax.jax.scores import Scores
 
 if TYPE_CHECKING:
     from sharpmax.statistics import RowStatistics
 
-IMPLEMENTATIONS = {"reference": reference, "chunked": chunked}
+IMPLEMENTATIONS = {
+    "reference": reference,
+    "chunked": chunked,
+    "cudnn": cudnn,
+    "pallas": pallas,
+}
 
 
 def row_statistics(
@@ -42,17 +47,22 @@ def row_statistics(
         key_value_seq_lengths=key_value_seq_lengths,
         local_window_size=local_window_size,
     )
-    found: RowStatistics = implementation_of(implementation).row_statistics(scores)
+    found: RowStatistics = implementation_of(implementation, scores).row_statistics(scores)
     return found
 
 
-def implementation_of(name: str | None) -> Any:
-    """Return the implementation of a name; None chooses.
+def implementation_of(name: str | None, scores: Scores) -> Any:
+    """Return the implementation of a name; None chooses the one that takes every call.
 
     Raises:
         ValueError: If there is none of that name.
+        NotImplementedError: If it cannot take the call; the message says why.
     """
     if name is not None and name not in IMPLEMENTATIONS:
         known = ", ".join(IMPLEMENTATIONS)
         raise ValueError(f"implementation must be one of {known} or None, got {name!r}")
-    return IMPLEMENTATIONS[name or "chunked"]
+    found: Any = IMPLEMENTATIONS[name or "chunked"]
+    reason = found.refusal(scores) if hasattr(found, "refusal") else None
+    if reason is not None:
+        raise NotImplementedError(f"implementation {name!r} {reason}")
+    return found

@@ -156,6 +156,29 @@ class Scores:
             seen.append((key < self.key_lengths[:, None])[:, None, None])
         return functools.reduce(jnp.logical_and, seen) if seen else None
 
+    def lengths(self) -> Array:
+        """Return how many keys each query sees, broadcastable to the rows, without any mask.
+
+        Only where causality, a window and lengths alone say what is seen.
+        """
+        assert self.mask is None
+        position = self.start + jnp.arange(self.query.shape[1])
+        keys = self.first_key + self.key.shape[1]
+        end: Array = jnp.full_like(position, keys)[None, None]
+        begin: Array = jnp.full_like(position, self.first_key)[None, None]
+        if self.key_lengths is not None:
+            end = jnp.minimum(end, self.key_lengths[:, None, None])
+        if self.is_causal:
+            end = jnp.minimum(end, position + 1)
+        if self.window is not None:
+            left, right = self.window
+            begin = jnp.maximum(begin, position - left)
+            end = jnp.minimum(end, position + right + 1)
+        count = jnp.maximum(end - begin, 0)
+        if self.query_lengths is not None:
+            count = jnp.where(position < self.query_lengths[:, None, None], count, 0)
+        return count
+
     def rows(self) -> LogitRows:
         """Return the rows, all of them at hand."""
         visible, logits = self.visible(), self.logits()

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from sharpmax.arrays import at_least
+from sharpmax.jax.betas import betas
 from sharpmax.jax.chunked import by_chunks, row_statistics
 from sharpmax.jax.scores import weighted
-from sharpmax.rows import SMALLEST_BETA
 from sharpmax.statistics import RowStatistics
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ def attend(
     own = scores.key.shape[1]
     scores = replace(scores, first_key=jax.lax.axis_index(axis_name) * own)
     whole = merged(row_statistics(scores), axis_name)
-    beta = at_least(SMALLEST_BETA, policy(whole))
-    beta = jnp.broadcast_to(jnp.asarray(beta, whole.lse.dtype), whole.lse.shape)
+    beta = betas(policy, whole)
     top = jnp.where(whole.max == -math.inf, 0.0, jax.lax.stop_gradient(whole.max))
 
     def of(part: Scores, values: Array, beta: Array, top: Array) -> tuple[Array, Array]:

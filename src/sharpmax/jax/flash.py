@@ -1,0 +1,204 @@
+"""JAX's fused attention by cuDNN: what it can take, and what is made of it.
+
+It never holds the logits, and tells the log-sum-exp of every row. So do the two halves of sharp
+attention: with the keys as values it gives Σ p·k, from which the mean logit is scale·q·Σ p·k; and
+with β·q as queries it gives the sharpened result.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+
+from sharpmax.jax.betas import betas
+from sharpmax.statistics import RowStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sharpmax.jax.scores import Scores
+    from sharpmax.policy import Policy
+
+WIDEST = 256
+
+
+class Summary(NamedTuple):
+    """What is known of a row: its largest logit, its log-sum-exp and its entropy.
+
+    Each is of shape (batch, heads, queries); the largest may be unknown, NaN.
+    """
+
+    max: Array
+    lse: Array
+    entropy: Array
+
+
+def refusal(scores: Scores) -> str | None:
+    """Return why cuDNN cannot take these scores, or None if it can."""
+    if jax.default_backend() != "gpu":
+        return f"needs a GPU, and JAX runs on {jax.default_backend()}"
+    return refusal_of_call(scores)
+
+
+def refusal_of_call(scores: Scores) -> str | None:
+    """Return why no GPU could take these scores, or None."""
+    if scores.query.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"takes bfloat16 and float16, got {scores.query.dtype}"
+    if scores.bias is not None:
+        return "cannot scale a bias by β"
+    if scores.mask is not None:
+        return "takes lengths, windows and is_causal, but no mask"
+    width = scores.query.shape[3]
+    if width % 8 or width > WIDEST:
+        return f"takes widths of up to {WIDEST} that are multiples of 8, got {width}"
+    if scores.window is not None and scores.window[1] and not scores.is_causal:
+        return "takes windows to the left alone unless is_causal"
+    return None
+
+
+def attend(
+    scores: Scores,
+    value: Array,
+    policy: Policy,
+    statistics_of: Callable[[Scores], RowStatistics],
+) -> tuple[Array, RowStatistics]:
+    """Return softmax(β·logits)·value and the statistics, by cuDNN's attention on β·q.
+
+    Raises:
+        NotImplementedError: If the policy or the value is not one for it.
+    """
+    if "entropy_at" in policy.reads:
+        raise NotImplementedError(
+            f"{type(policy).__name__} reads rows whole, and cuDNN never holds one: "
+            "use implementation='chunked'"
+        )
+    if value.shape[3] != scores.key.shape[3]:
+        raise NotImplementedError(
+            f"cuDNN takes values as wide as keys, {scores.key.shape[3]}, got {value.shape[3]}: "
+            "use implementation='chunked'"
+        )
+    statistics = statistics_of(scores)
+    beta = jnp.moveaxis(betas(policy, statistics), 1, 2)[..., None]
+    sharpened = replace(scores, query=(beta * scores.query).astype(scores.query.dtype))
+    out, _ = flash(sharpened, value)
+    seen = jnp.moveaxis(statistics.length, 1, 2)[..., None] > 0
+    return jnp.where(seen, out, jnp.zeros_like(out)), statistics
+
+
+def flash(scores: Scores, value: Array) -> tuple[Array, Array]:
+    """Return cuDNN's attention and the log-sum-exp of its logits, (batch, heads, queries).
+
+    `jax.nn.dot_product_attention` rounds the latter to the dtype of the result, in which an entropy
+    would drown; so its own part for cuDNN is called.
+    """
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+
+    batch, queries, _, _ = scores.query.shape
+    lengths: tuple[Array | None, ...] = (scores.query_lengths, scores.key_lengths)
+    padded = any(given is not None for given in lengths)
+    if padded:
+        sizes = queries, scores.key.shape[1]
+        lengths = tuple(
+            jnp.full((batch,), size, jnp.int32) if given is None else given.astype(jnp.int32)
+            for given, size in zip(lengths, sizes, strict=True)
+        )
+    causal = scores.is_causal or scores.window is not None
+    kinds = {
+        (False, False): MaskType.NO_MASK,
+        (False, True): MaskType.CAUSAL,
+        (True, False): MaskType.PADDING,
+        (True, True): MaskType.PADDING_CAUSAL,
+    }
+    out, lse = dot_product_attention(
+        scores.query,
+        scores.key,
+        value,
+        q_seqlen=lengths[0],
+        kv_seqlen=lengths[1],
+        scale=scores.scale,
+        mask_type=kinds[padded, causal],
+        sliding_window_length=None if scores.window is None else scores.window[0] + 1,
+        return_residual=True,
+    )
+    return out, lse.reshape(scores.shape)
+
+
+def statistics(scores: Scores, summarise: Callable[[Scores], Summary]) -> RowStatistics:
+    """Return the statistics of every row, differentiable however they were summarised."""
+    rest = replace(scores, query=None, key=None)  # type: ignore[arg-type]
+    summary = _summary(summarise, scores.query, scores.key, rest)
+    length = jnp.broadcast_to(scores.lengths(), scores.shape).astype(summary.lse.dtype)
+    seen = length > 0
+    return RowStatistics(
+        max=jnp.where(seen, summary.max, -math.inf),
+        lse=jnp.where(seen, summary.lse, -math.inf),
+        entropy=jnp.where(seen, summary.entropy, 0.0),
+        length=length,
+    )
+
+
+def by_identity(scores: Scores) -> Summary:
+    """Return the summary of every row from attention over the keys themselves."""
+    keys, lse = flash(scores, scores.key)
+    return _from_keys(scores, keys, lse)
+
+
+def _from_keys(scores: Scores, keys: Array, lse: Array) -> Summary:
+    mean = scores.scale * jnp.einsum(
+        "btnh,btnh->bnt", scores.query, keys, preferred_element_type=jnp.float32
+    )
+    return Summary(jnp.full_like(lse, math.nan), lse, jnp.maximum(lse - mean, 0.0))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summary(
+    summarise: Callable[[Scores], Summary], query: Array, key: Array, rest: Scores
+) -> Summary:
+    return summarise(replace(rest, query=query, key=key))
+
+
+def _forward(_: Any, query: Any, key: Any, rest: Any) -> Any:
+    """Summarise by the identity, whose parts the gradient needs."""
+    query, key, rest = jax.tree.map(lambda given: given.value, (query, key, rest))
+
+    def attention(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
+        return flash(replace(rest, query=query, key=key), value)
+
+    (keys, lse), pull = jax.vjp(attention, query, key, key)
+    scores = replace(rest, query=query, key=key)
+    return _from_keys(scores, keys, lse), (query, keys, pull, rest.scale)
+
+
+def _backward(_: Any, kept: Any, cotangents: Any) -> Any:
+    """Return the gradient: with G = ∂L/∂logits, that of query is scale·G·k, of key scale·Gᵀ·q.
+
+    ∂H/∂s = −p·(s − mean) is what attention over the keys sends to its logits for the cotangent
+    −scale·q of its result. ∂lse/∂s = p is what it sends to its values.
+    """
+    query, keys, pull, scale = kept
+    _, of_lse, of_entropy = cotangents
+
+    def pulled(weight: Array) -> Any:
+        by_row = scale * jnp.moveaxis(weight, 1, 2)[..., None] * query
+        nothing = jnp.zeros(weight.shape, jnp.float32)
+        return by_row, pull((by_row.astype(query.dtype), nothing))
+
+    to_query = to_key = None
+    if not isinstance(of_entropy, SymbolicZero):
+        _, (to_query, to_key, _) = pulled(-of_entropy)
+    if not isinstance(of_lse, SymbolicZero):
+        _, (_, _, to_value) = pulled(of_lse)
+        direct = (scale * jnp.moveaxis(of_lse, 1, 2)[..., None] * keys).astype(query.dtype)
+        to_query = direct if to_query is None else to_query + direct
+        to_key = to_value if to_key is None else to_key + to_value
+    return to_query, to_key, None
+
+
+_summary.defvjp(_forward, _backward, symbolic_zeros=True)
