@@ -19,7 +19,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import jax.numpy as jnp
 from jax import Array
-from measure import keep, summary
+from measure import CUDA, keep, summary
 from softmax import published_jax
 
 from sharpmax import LogLength
@@ -55,7 +55,8 @@ def candidates(length: int, heads: int) -> dict[str, Call]:
     }
     ours = ["pallas", "cudnn"] if GPU else ["chunked"]
     calls |= {f"PAPER {name}": functools.partial(causal, implementation=name) for name in ours}
-    calls |= {"LogLength": functools.partial(causal, policy=LogLength(2048, 0.2))}
+    by_length = functools.partial(causal, policy=LogLength(2048, 0.2), implementation=ours[0])
+    calls |= {f"LogLength {ours[0]}": by_length}
     if length**2 * heads <= MOST_LOGITS:
         calls["published"] = published
     return calls
@@ -90,7 +91,9 @@ def in_turn(calls: dict[str, Call], arrays: list[Array]) -> dict[str, list[float
 
 
 def main() -> None:
-    rows = []
+    if GPU != CUDA:
+        raise SystemExit("JAX and PyTorch, which names the device, must run on the same one")
+    rows: list[dict[str, Any]] = []
     for length, heads in SHAPES:
         keys = jax.random.split(jax.random.key(length), 3)
         arrays = [jax.random.normal(k, (1, length, heads, WIDTH), DTYPE) for k in keys]
@@ -107,6 +110,8 @@ def main() -> None:
                 except Exception as error:  # too large, or not for this machine: the others go on
                     print(length, what, name, "failed:", str(error)[:200], flush=True)
                     compiled.pop(name, None)
+            if not compiled:
+                continue
             times = in_turn(compiled, arrays)
             yardstick = times[next(iter(times))]
             for name, taken in times.items():

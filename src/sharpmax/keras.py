@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras  # type: ignore[import-untyped]
+try:
+    import keras  # type: ignore[import-untyped]
+except ImportError as error:
+    raise ImportError(
+        f"sharpmax.keras needs {error.name}, which comes with: pip install 'sharpmax[keras]'",
+        name=error.name,
+    ) from None
 
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
@@ -18,8 +24,8 @@ from sharpmax.softmax import softmax
 class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """`keras.layers.MultiHeadAttention` with a policy; all its other arguments are the same.
 
-    Weights that are to be dropped or returned must be at hand; otherwise memory is linear in the
-    length.
+    Weights that are to be dropped or returned must be at hand. Otherwise no logits are held; but
+    Keras itself makes a mask of all pairs where a call is causal.
     """
 
     def __init__(self, *args: Any, policy: Policy = PAPER, **settings: Any) -> None:
@@ -39,7 +45,9 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> MultiHeadAttention:
         """Return a copy from its configuration."""
-        return cls(**{**config, "policy": Policy.from_dict(config["policy"])})
+        whole = {**config, "policy": Policy.from_dict(config["policy"])}
+        found: MultiHeadAttention = super().from_config(whole)
+        return found
 
     def _compute_attention(
         self,
@@ -56,7 +64,8 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         mask = attention_mask
         if mask is not None:  # (batch, queries, keys), or with heads before the queries
             mask = keras.ops.cast(mask, "bool")
-            mask = mask[:, None] if len(mask.shape) == 3 else mask
+            while len(mask.shape) < 4:
+                mask = keras.ops.expand_dims(mask, -3)
         elif use_causal_mask:
             queries, keys = keras.ops.arange(query.shape[1]), keras.ops.arange(key.shape[1])
             mask = (keys <= queries[:, None])[None, None]

@@ -221,6 +221,10 @@ many = jax.shard_map(
     check_vma=False,
 )
 same(many(*arrays, bias, mask), attention(*arrays, bias, mask))
+hidden = jnp.where(mask, bias, -jnp.inf)
+of_query = jax.grad(lambda q: (many(q, *arrays[1:], hidden, mask) ** 2).sum())(arrays[0])
+wanted = jax.grad(lambda q: (attention(q, *arrays[1:], bias, mask) ** 2).sum())(arrays[0])
+same(of_query, wanted)
 try:
     both(policy=EntropyCap(1.0))[1](*arrays)
 except NotImplementedError as error:

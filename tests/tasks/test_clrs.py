@@ -1,6 +1,7 @@
 """CLRS-Text: the benchmark's own samples, the same to the byte, and answers that are right."""
 
 import ast
+import hashlib
 import itertools
 import subprocess
 import sys
@@ -86,6 +87,11 @@ def test_nothing_called_tensorflow_is_left_behind():
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
+def digest(folder):
+    files = sorted(folder.glob("*.arrow"))
+    return hashlib.sha256(b"".join(f.name.encode() + f.read_bytes() for f in files)).hexdigest()
+
+
 RECIPE = Recipe({"bfs": (5, 4), "minimum": (4,)}, seeds=(0, 3), each=3)
 
 
@@ -93,7 +99,7 @@ def test_a_data_set_is_the_same_to_the_byte_whoever_makes_it(tmp_path):
     told = []
     generate(RECIPE, tmp_path / "one", workers=1, tell=lambda *what: told.append(what))
     generate(RECIPE, tmp_path / "two", workers=2)
-    assert data.digest(tmp_path / "one") == data.digest(tmp_path / "two")
+    assert digest(tmp_path / "one") == digest(tmp_path / "two")
     assert len(told) == 6
     table = load(tmp_path / "one")
     assert table.num_rows == 18
@@ -104,14 +110,14 @@ def test_a_data_set_is_the_same_to_the_byte_whoever_makes_it(tmp_path):
 
 def test_what_is_there_stays_and_what_is_missing_is_made(tmp_path):
     generate(RECIPE, tmp_path, workers=1)
-    before = data.digest(tmp_path)
+    before = digest(tmp_path)
     kept = tmp_path / "minimum-4-0.arrow"
     made = kept.stat().st_mtime_ns
     (tmp_path / "bfs-4-0.arrow").unlink()
-    with pytest.raises(ValueError, match="bfs-4-0.arrow cannot be read"):
+    with pytest.raises(ValueError, match="bfs-4-0.arrow cannot be read .*: remove it, and"):
         load(tmp_path)
     generate(RECIPE, tmp_path, workers=1)
-    assert data.digest(tmp_path) == before
+    assert digest(tmp_path) == before
     assert kept.stat().st_mtime_ns == made
 
 
@@ -125,8 +131,7 @@ def test_other_recipes_and_versions_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "version", lambda: "9.9")
     with pytest.raises(ValueError, match="another version, dm-clrs 2"):
         generate(RECIPE, tmp_path)
-    with pytest.raises(ValueError, match="was made by dm-clrs 2.*9.9 is installed"):
-        load(tmp_path)
+    assert load(tmp_path).num_rows == 18
     (tmp_path / "clrs.json").write_text("{")
     with pytest.raises(ValueError, match="clrs.json cannot be read"):
         load(tmp_path)
@@ -140,6 +145,9 @@ def test_other_recipes_and_versions_are_refused(tmp_path, monkeypatch):
         (lambda: Recipe({"bfs": (1,)}), "size of bfs must be at least 2, got 1"),
         (lambda: Recipe({"kmp_matcher": (2,)}), "at least 3, got 2"),
         (lambda: Recipe({"bfs": (4,)}, each=0), "each must be at least 1, got 0"),
+        (lambda: Recipe({"bfs": (4,)}, seeds=(-1,)), "seed must be from 0 to .*, got -1"),
+        (lambda: generate(RECIPE, "unused", workers=0), "workers must be at least 1, got 0"),
+        (lambda: generate(RECIPE, __file__), "cannot be written"),
         (lambda: Recipe({}), "algorithms, sizes and seeds must be given"),
         (lambda: next(samples("sort", 4, 0)), "algorithm must be one of"),
     ],

@@ -66,12 +66,13 @@ def calibrate(
         typer.Option(help='A file of {"prompt": …, "answer": …} a line, to fit to as well.'),
     ] = None,
     template: Annotated[
-        list[str] | None, typer.Option(help="To fit to; several may be given.")
+        list[str] | None,
+        typer.Option(help="Of the prompts that are not made up; several may be given."),
     ] = None,
     prompts: Annotated[int | None, typer.Option(help="In a step; 12.")] = None,
     texts: Annotated[int | None, typer.Option(help="In a step; 4.")] = None,
     check_prompts: Annotated[
-        int | None, typer.Option(help="A template and length, to see when to stop; 8.")
+        int | None, typer.Option(help="A template and length, to see when to stop; 16.")
     ] = None,
     check_texts: Annotated[int | None, typer.Option(help="For the same; 8.")] = None,
     at_once: Annotated[

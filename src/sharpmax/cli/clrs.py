@@ -47,8 +47,6 @@ def generate(
     changes: dict[str, Any] = {"trace": trace}
     changes |= {} if seed is None else {"seeds": tuple(seed)}
     changes |= {} if each is None else {"each": each}
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
     recipe = Recipe.as_published(split, tuple(algorithm or ()), **changes)
     if size is not None:
         recipe = Recipe(

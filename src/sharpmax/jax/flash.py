@@ -44,6 +44,10 @@ def refusal(scores: Scores) -> str | None:
     """Return why cuDNN cannot take these scores, or None if it can."""
     if jax.default_backend() != "gpu":
         return f"needs a GPU, and JAX runs on {jax.default_backend()}"
+    try:
+        _cudnn()
+    except ImportError:
+        return f"needs a JAX whose attention by cuDNN is where 0.10 has it, got {jax.__version__}"
     return refusal_of_call(scores)
 
 
@@ -60,6 +64,8 @@ def refusal_of_call(scores: Scores) -> str | None:
         return f"takes widths of up to {WIDEST} that are multiples of 8, got {width}"
     if scores.window is not None and scores.window[1] and not scores.is_causal:
         return "takes windows to the left alone unless is_causal"
+    if scores.window is not None and scores.query.shape[1] > scores.key.shape[1]:
+        return "takes no window where there are more queries than keys"
     return None
 
 
@@ -79,6 +85,11 @@ def attend(
             f"{type(policy).__name__} reads rows whole, and cuDNN never holds one: "
             "use implementation='chunked'"
         )
+    if "max" in policy.reads:
+        raise NotImplementedError(
+            f"{type(policy).__name__} reads the largest logits, which cuDNN does not tell: "
+            "use implementation='chunked'"
+        )
     if value.shape[3] != scores.key.shape[3]:
         raise NotImplementedError(
             f"cuDNN takes values as wide as keys, {scores.key.shape[3]}, got {value.shape[3]}: "
@@ -96,30 +107,29 @@ def flash(scores: Scores, value: Array) -> tuple[Array, Array]:
     """Return cuDNN's attention and the log-sum-exp of its logits, (batch, heads, queries).
 
     `jax.nn.dot_product_attention` rounds the latter to the dtype of the result, in which an entropy
-    would drown; so its own part for cuDNN is called.
+    would drown; so its own part for cuDNN is called. That takes gradients of even lengths only.
     """
-    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
-
-    batch, queries, _, _ = scores.query.shape
+    cudnn = _cudnn()
+    sizes = scores.query.shape[1], scores.key.shape[1]
     lengths: tuple[Array | None, ...] = (scores.query_lengths, scores.key_lengths)
-    padded = any(given is not None for given in lengths)
+    odd = any(size % 2 for size in sizes)
+    padded = odd or any(given is not None for given in lengths)
     if padded:
-        sizes = queries, scores.key.shape[1]
+        known = next((given for given in lengths if given is not None), None)
+        like = jnp.zeros(scores.query.shape[0], jnp.int32) if known is None else 0 * known
         lengths = tuple(
-            jnp.full((batch,), size, jnp.int32) if given is None else given.astype(jnp.int32)
+            jnp.clip(like + size if given is None else given, 0, size).astype(jnp.int32)
             for given, size in zip(lengths, sizes, strict=True)
         )
     causal = scores.is_causal or scores.window is not None
     kinds = {
-        (False, False): MaskType.NO_MASK,
-        (False, True): MaskType.CAUSAL,
-        (True, False): MaskType.PADDING,
-        (True, True): MaskType.PADDING_CAUSAL,
+        (False, False): cudnn.MaskType.NO_MASK,
+        (False, True): cudnn.MaskType.CAUSAL,
+        (True, False): cudnn.MaskType.PADDING,
+        (True, True): cudnn.MaskType.PADDING_CAUSAL,
     }
-    out, lse = dot_product_attention(
-        scores.query,
-        scores.key,
-        value,
+    out, lse = cudnn.dot_product_attention(
+        *(_even(array) for array in (scores.query, scores.key, value)),
         q_seqlen=lengths[0],
         kv_seqlen=lengths[1],
         scale=scores.scale,
@@ -127,7 +137,20 @@ def flash(scores: Scores, value: Array) -> tuple[Array, Array]:
         sliding_window_length=None if scores.window is None else scores.window[0] + 1,
         return_residual=True,
     )
-    return out, lse.reshape(scores.shape)
+    batch, heads, queries = scores.shape
+    return out[:, :queries], lse.reshape(batch, heads, -1)[:, :, :queries]
+
+
+def _cudnn() -> Any:
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    return fused_attention_stablehlo
+
+
+def _even(array: Array) -> Array:
+    """Return (batch, length, heads, width) with an even length."""
+    odd = array.shape[1] % 2
+    return jnp.pad(array, ((0, 0), (0, 1), (0, 0), (0, 0))) if odd else array
 
 
 def statistics(scores: Scores, summarise: Callable[[Scores], Summary]) -> RowStatistics:
@@ -173,6 +196,8 @@ def _forward(_: Any, query: Any, key: Any, rest: Any) -> Any:
 
     (keys, lse), pull = jax.vjp(attention, query, key, key)
     scores = replace(rest, query=query, key=key)
+    seen = jnp.broadcast_to(scores.lengths(), scores.shape) > 0
+    keys = jnp.where(jnp.moveaxis(seen, 1, 2)[..., None], keys, jnp.zeros_like(keys))
     return _from_keys(scores, keys, lse), (query, keys, pull, rest.scale)
 
 
@@ -188,13 +213,13 @@ def _backward(_: Any, kept: Any, cotangents: Any) -> Any:
     def pulled(weight: Array) -> Any:
         by_row = scale * jnp.moveaxis(weight, 1, 2)[..., None] * query
         nothing = jnp.zeros(weight.shape, jnp.float32)
-        return by_row, pull((by_row.astype(query.dtype), nothing))
+        return pull((by_row.astype(query.dtype), nothing))
 
     to_query = to_key = None
     if not isinstance(of_entropy, SymbolicZero):
-        _, (to_query, to_key, _) = pulled(-of_entropy)
+        to_query, to_key, _ = pulled(-of_entropy)
     if not isinstance(of_lse, SymbolicZero):
-        _, (_, _, to_value) = pulled(of_lse)
+        _, _, to_value = pulled(of_lse)
         direct = (scale * jnp.moveaxis(of_lse, 1, 2)[..., None] * keys).astype(query.dtype)
         to_query = direct if to_query is None else to_query + direct
         to_key = to_value if to_key is None else to_key + to_value

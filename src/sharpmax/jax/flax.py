@@ -114,8 +114,11 @@ def _by_batch(array: Array | None, lead: tuple[int, ...]) -> Array | None:
 def _precision(precision: Any) -> Any:
     if precision is None:
         return contextlib.nullcontext()
-    name = precision if isinstance(precision, str) else precision.name.lower()
-    return jax.default_matmul_precision(name)
+    if isinstance(precision, tuple):
+        raise NotImplementedError(f"precision must be the same for both operands, got {precision}")
+    if isinstance(precision, jax.lax.Precision):
+        precision = precision.name.lower()
+    return jax.default_matmul_precision(precision)
 
 
 def _place_to_sow(module: Any) -> tuple[Any, str]:

@@ -44,7 +44,8 @@ def attend(scores: Scores, value: Array, policy: Policy) -> tuple[Array, RowStat
 def row_statistics(scores: Scores) -> RowStatistics:
     """Return the statistics of every row.
 
-    Where they are differentiated, cuDNN makes them, and what the gradient needs with them.
+    Where they are differentiated, cuDNN makes them, and what the gradient needs with them; the
+    largest logits are then unknown, NaN.
     """
     return flash.statistics(scores, summary)
 
@@ -60,7 +61,8 @@ def summary(scores: Scores) -> Summary:
     query = _padded(scores.query, _up(queries, QUERIES), wide)
     key = _padded(scores.key, _up(keys, KEYS), wide)
     lengths = scores.key_lengths
-    lengths = jnp.full((batch,), keys) if lengths is None else jnp.minimum(lengths, keys)
+    lengths = jnp.full((batch,), keys) if lengths is None else lengths.astype(jnp.int32)
+    lengths = jnp.clip(lengths, 0, keys)
     group = heads // key_heads
     a_row = pl.BlockSpec((None, None, QUERIES), lambda block, head, b: (b, head, block))
     shape = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]

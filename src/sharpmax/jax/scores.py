@@ -99,6 +99,8 @@ class Scores:
             raise ValueError("key must hold at least one key, got none")
         if isinstance(local_window_size, int):
             local_window_size = (local_window_size, local_window_size)
+        if local_window_size is not None:
+            local_window_size = (local_window_size[0], local_window_size[1])
         if local_window_size is not None and min(local_window_size) < 0:
             raise ValueError(
                 f"local_window_size must be numbers of at least 0, got {local_window_size}"

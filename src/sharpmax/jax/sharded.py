@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from sharpmax.policy import Policy
 
 
+LOWEST = -1e18
+"""What a logit is below the largest at most: −∞ times a derivative of 0 is no number."""
+
+
 def attend(
     scores: Scores, value: Array, policy: Policy, axis_name: str
 ) -> tuple[Array, RowStatistics]:
@@ -47,7 +51,8 @@ def attend(
 
     def of(part: Scores, values: Array, beta: Array, top: Array) -> tuple[Array, Array]:
         visible = part.visible()
-        weights = jnp.exp(beta[..., None] * (part.logits() - top[..., None]))
+        below = jnp.maximum(part.logits() - top[..., None], LOWEST)
+        weights = jnp.exp(beta[..., None] * below)
         if visible is not None:
             weights = jnp.where(visible, weights, 0.0)
         return weighted(weights, values.astype(weights.dtype)), weights.sum(-1)

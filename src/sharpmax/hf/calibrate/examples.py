@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sharpmax.hf.texts import prose
 from sharpmax.tasks.key_value import TEMPLATES, Prompt, Template, drawn_template, make_prompt
+from sharpmax.tasks.key_value.prompts import NoRoomError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -178,7 +179,7 @@ class Examples:
     def _any_prompt(self, length: int, random: Random) -> Prompt:
         """Return a prompt of a drawn template, if there is room for it, or of a named one."""
         if random.random() < self.settings.drawn:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(NoRoomError):
                 return self._prompt(drawn_template(random), length, random)
         return self._prompt(TEMPLATES[random.choice(self.settings.templates)], length, random)
 

@@ -84,7 +84,8 @@ class Fitting:
         self._band: dict[str, Tensor] = {}
         if settings.entropy:
             band = text_entropies(self.reader, examples.fitted_texts()).band(settings.band)
-            self._band = {name: value.float().to(device) for name, value in band.items()}
+            told = processes.first({name: value.float().cpu() for name, value in band.items()})
+            self._band = {name: value.to(device) for name, value in told.items()}
         self._lengths = {name: torch.ones(shape, device=device) for name in names}
         self._prompts, self._texts = examples.checked_prompts(), examples.checked_texts()
         self._original: list[Tensor] = []
@@ -158,7 +159,8 @@ class Fitting:
             for value in self.numbers.values():
                 value *= self.chosen
         processes.add_up(of_texts)
-        return float(of_texts[0] / of_texts[1]) - 1
+        growth: float = processes.first(float(of_texts[0] / of_texts[1]) - 1)
+        return growth
 
     def check(self) -> Check:
         """Look at prompts and texts that are not fitted to, under the policy as it is now."""
@@ -175,12 +177,14 @@ class Fitting:
             for kind, moment in self.optimizer.state.get(value, {}).items():
                 tensors[f"adam/{kind}/{name}"] = moment
         tensors |= {f"lengths/{name}": value for name, value in self._lengths.items()}
+        tensors |= {f"band/{name}": value for name, value in self._band.items()}
         return tensors | {"chosen": self.chosen.to(torch.uint8)}
 
     def resume(self, tensors: dict[str, Tensor]) -> None:
         """Go on from a saved state."""
         with torch.no_grad():
             self.chosen = tensors["chosen"].to(self.chosen)
+            self._band = {name: tensors[f"band/{name}"].to(old) for name, old in self._band.items()}
             for name, value in self.numbers.items():
                 value.copy_(tensors[f"numbers/{name}"])
                 self._lengths[name] = tensors[f"lengths/{name}"].to(value)

@@ -96,7 +96,7 @@ class Settings:
                 f"length must be at least that of the shortest prompts, {self.shortest}, "
                 f"got {self.length}"
             )
-        if min(self.costs) < 0:
+        if not min(self.costs) >= 0:
             raise ValueError(f"costs must be at least 0, got {list(self.costs)}")
         if any(count < 1 for count in self.heads):
             raise ValueError(f"heads must be at least 1, got {list(self.heads)}")

@@ -209,10 +209,10 @@ class _Study:
 
     def run(self) -> Calibration:
         settings = self.settings
-        count = len(settings.costs)
+        stages = len(settings.costs)
         for number, cost in enumerate(settings.costs):
             self._stage(f"cost {100 * cost:g}%", cost, settings.steps * (1 if number else 2))
-        start = self.best(self.points[:count]) or self.points[count - 1]
+        start = self.best(self.points[:stages]) or self.points[stages - 1]
         for count in settings.heads:
             name = f"{count} heads"
             if name not in self.policies:

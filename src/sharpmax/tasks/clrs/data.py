@@ -6,7 +6,6 @@ and seed, which `datasets.Dataset.from_file` reads as well.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -66,6 +65,9 @@ class Recipe:
             raise ValueError("algorithms, sizes and seeds must be given")
         if self.each < 1:
             raise ValueError(f"each must be at least 1, got {self.each}")
+        for seed in self.seeds:
+            if not 0 <= seed < 2**32:
+                raise ValueError(f"seed must be from 0 to {2**32 - 1:,}, got {seed}")
         for algorithm, some in sizes.items():
             for size in some:
                 require_possible(algorithm, size)
@@ -99,7 +101,8 @@ class Recipe:
     def about(self) -> dict[str, Any]:
         """Return everything that the bytes of the files depend on."""
         recipe = json.loads(json.dumps(asdict(self)))
-        return {"recipe": recipe, "decimals": DECIMALS, "dm-clrs": version()}
+        made_by = {"decimals": DECIMALS, "dm-clrs": version()}
+        return {"recipe": recipe, **made_by, "files": list(self.files)}
 
 
 def generate(
@@ -120,6 +123,8 @@ def generate(
         ValueError: If the folder holds a data set of another recipe, or of another version.
     """
     folder = Path(folder)
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
     if (folder / ABOUT).exists():
         held = _about(folder)
         if held != recipe.about():
@@ -127,8 +132,11 @@ def generate(
             raise ValueError(
                 f"{folder} holds CLRS-Text of another {changed}: choose another folder"
             )
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / ABOUT, json.dumps(recipe.about(), indent=1).encode())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / ABOUT, json.dumps(recipe.about(), indent=1).encode())
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written: {error}") from None
     missing = {}
     for name, what in recipe.files.items():
         if (folder / name).exists():
@@ -145,9 +153,13 @@ def generate(
     ordered = sorted(missing.items(), key=lambda item: -item[1][1])
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         made = {pool.submit(_make, folder / name, *what, recipe): name for name, what in ordered}
-        for future in as_completed(made):
-            future.result()
-            tell(made[future], recipe.each)
+        try:
+            for future in as_completed(made):
+                future.result()
+                tell(made[future], recipe.each)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def load(folder: str | Path) -> pa.Table:
@@ -159,30 +171,17 @@ def load(folder: str | Path) -> pa.Table:
     folder = Path(folder)
     if not (folder / ABOUT).exists():
         raise ValueError(f"{folder} holds no CLRS-Text: sharpmax clrs generate {folder}")
-    about = _about(folder)
-    if about.get("dm-clrs") != version():
-        raise ValueError(
-            f"{folder} was made by dm-clrs {about.get('dm-clrs')}, and {version()} is installed: "
-            "choose another folder"
-        )
     tables = []
-    for name in Recipe(**about["recipe"]).files:
+    for name in _about(folder)["files"]:
         try:
             with pa.memory_map(str(folder / name)) as source:
                 tables.append(pa.ipc.open_stream(source).read_all())
         except (OSError, pa.ArrowInvalid) as error:
             raise ValueError(
-                f"{folder / name} cannot be read ({error}): sharpmax clrs generate makes it again"
+                f"{folder / name} cannot be read ({error}): remove it, and sharpmax clrs generate "
+                "makes it again"
             ) from None
     return pa.concat_tables(tables)
-
-
-def digest(folder: str | Path) -> str:
-    """Return what tells two data sets apart, from the bytes of their files."""
-    found = hashlib.sha256()
-    for path in sorted(Path(folder).glob("*.arrow")):
-        found.update(path.name.encode() + path.read_bytes())
-    return found.hexdigest()
 
 
 def _make(path: Path, algorithm: str, size: int, seed: int, recipe: Recipe) -> None:
@@ -206,11 +205,11 @@ def _write(path: Path, content: bytes) -> None:
 
 def _about(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        Recipe(**found["recipe"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        found: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        if not {"recipe", "dm-clrs", "files"} <= found.keys():
+            raise ValueError("it is not whole")
+    except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"{folder / ABOUT} cannot be read: {error}") from None
-    assert isinstance(found, dict)
     return found
 
 

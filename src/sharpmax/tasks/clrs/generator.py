@@ -142,15 +142,15 @@ def _constants() -> dict[str, Any]:
 @functools.cache
 def _package() -> Any:
     """Return the module that writes samples as text."""
-    from absl import logging
-
-    logging.set_verbosity(logging.ERROR)  # it tells of every sampler that it is on the fly
     _bare(TEXT)
     stand_in: Any = types.ModuleType("tensorflow")
     stand_in.Tensor = type("Tensor", (), {})
     absent = "tensorflow" not in sys.modules
     sys.modules.setdefault("tensorflow", stand_in)
     try:
+        from absl import logging
+
+        logging.set_verbosity(logging.ERROR)  # it tells of every sampler that it is on the fly
         module = importlib.import_module(f"{TEXT}.huggingface_generators")
     except ImportError as error:
         raise _missing(error) from None

@@ -1,7 +1,7 @@
 """Templates that are made up at random, so that no two prompts need to look alike.
 
 What is fitted to a few templates learns their words. A frame, a noun, a question, an opening and
-the kinds of keys and values, each drawn by itself, make several hundred thousand templates. None
+the kinds of keys and values, each drawn by itself, make millions of templates. None
 of their frames is one of the templates in `TEMPLATES` that are kept for tests.
 """
 

@@ -39,6 +39,10 @@ class Prompt:
     pairs: int
 
 
+class NoRoomError(ValueError):
+    """Not even two lines fit into a prompt."""
+
+
 def make_prompt(
     tokenizer: PreTrainedTokenizerBase,
     template: Template,
@@ -58,7 +62,7 @@ def make_prompt(
         words: Which keys and values there are: those of tests, or those to fit something to.
 
     Raises:
-        ValueError: If not even two lines fit.
+        NoRoomError: If not even two lines fit.
     """
 
     def tokens(*texts: str) -> list[list[int]]:
@@ -86,7 +90,7 @@ def make_prompt(
         lines.append(line)
         room -= len(line)
     if not lines:
-        raise ValueError(f"length must have room for two lines and a question, got {length}")
+        raise NoRoomError(f"length must have room for two lines and a question, got {length}")
     place = random.randrange(len(lines) + 1) if depth is None else round(depth * len(lines))
     lines.insert(place, asked)
     whole = [*opening, *(token for line in lines for token in line), *question]
