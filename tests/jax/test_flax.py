@@ -122,9 +122,10 @@ def test_the_papers_network_is_that_of_pytorch(example, tmp_path, policy):
         np.testing.assert_allclose(found, wanted[seed].numpy(), atol=2e-5, rtol=2e-5)
 
 
-def test_the_example_learns_and_its_weights_come_back(example, tmp_path):
-    weights = example.train(steps=150)
-    assert example.accuracy(weights, Fixed(1.0), 8) > 0.3
+def test_the_example_learns_and_its_weights_come_back(example, tmp_path, monkeypatch):
+    monkeypatch.setattr(example, "SIZES", (5,))  # one to compile for
+    weights = example.train(steps=100)
+    assert example.accuracy(weights, Fixed(1.0), 5) > 0.3
     example.save_weights(weights, str(tmp_path / "weights.safetensors"))
     again = example.load_weights(str(tmp_path / "weights.safetensors"))
     jax.tree.map(np.testing.assert_array_equal, again, weights)

@@ -220,11 +220,12 @@ many = jax.shard_map(
     in_specs=(P(), P(None, "keys"), P(None, "keys"), by_key, by_key), out_specs=P(),
     check_vma=False,
 )
-same(many(*arrays, bias, mask), attention(*arrays, bias, mask))
+
+def of_query(call, bias):
+    return jax.jit(jax.value_and_grad(lambda q: (call(q, *arrays[1:], bias, mask) ** 2).sum()))
+
 hidden = jnp.where(mask, bias, -jnp.inf)
-of_query = jax.grad(lambda q: (many(q, *arrays[1:], hidden, mask) ** 2).sum())(arrays[0])
-wanted = jax.grad(lambda q: (attention(q, *arrays[1:], bias, mask) ** 2).sum())(arrays[0])
-same(of_query, wanted)
+jax.tree.map(same, of_query(many, hidden)(arrays[0]), of_query(attention, bias)(arrays[0]))
 try:
     both(policy=EntropyCap(1.0))[1](*arrays)
 except NotImplementedError as error:

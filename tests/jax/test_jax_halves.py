@@ -147,7 +147,7 @@ def test_under_vmap_and_checkpoint():
     same(jax.vmap(lambda *x: call(*(y[None] for y in x))[0])(q, k, v), wanted)
 
     def gradient(call):
-        return jax.grad(lambda *x: (call(*x) ** 2).sum(), (0, 1, 2))
+        return jax.jit(jax.grad(lambda *x: (call(*x) ** 2).sum(), (0, 1, 2)))
 
     close = functools.partial(np.testing.assert_allclose, atol=2e-3, rtol=2e-3)
     whole = gradient(call)(q, k, v)
