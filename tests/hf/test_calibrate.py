@@ -12,6 +12,7 @@ from tiny_models import letters, tiny
 from sharpmax import LogLinear, PerHead, Policy
 from sharpmax.hf import sharpen
 from sharpmax.hf.calibrate import (
+    CASES,
     Check,
     Examples,
     Point,
@@ -287,6 +288,7 @@ def test_two_processes_take_the_step_of_one(model, examples, tmp_path):
 def test_rivals_fit_the_model(model, examples):
     cases = rivals(model, examples)
     assert list(cases) == ["plain", "paper", "held", "log length", "one β", "entropy caps"]
+    assert len(cases) + 1 == CASES
     tokens = torch.tensor(examples.fitted_texts()[:1])
     for policy in cases.values():
         if policy is not None:
