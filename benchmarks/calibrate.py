@@ -47,6 +47,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--book", type=Path, required=True)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--prompts", type=int, default=Settings.prompts)
+    parser.add_argument("--at-once", type=int)
     parser.add_argument("--heads", type=int, nargs="*", default=[64, 32, 16, 8])
     parser.add_argument("--no-entropy", action="store_true")
     parser.add_argument("--no-rivals", action="store_true")
@@ -64,6 +66,8 @@ def main() -> None:
     settings = Settings(
         length=asked.length,
         steps=asked.steps,
+        prompts=asked.prompts,
+        at_once=asked.at_once,
         heads=tuple(asked.heads),
         entropy=not asked.no_entropy,
     )
@@ -79,7 +83,13 @@ def main() -> None:
             last = stage
 
     found = calibrate(
-        model, tokenizer, settings, text=texts, folder=folder, name=asked.model, tell=tell
+        model,
+        tokenizer,
+        settings,
+        text=texts,
+        folder=folder,
+        name=Path(asked.model).name,
+        tell=tell,
     )
     seconds = time.perf_counter() - begun
     print(f"{seconds:.0f} s. plain: {found.plain}", flush=True)

@@ -1,5 +1,6 @@
 """`sharpmax clrs`: its data sets, and what it says of wrong values."""
 
+import csv
 import json
 
 from sharpmax.tasks.clrs import load
@@ -36,3 +37,61 @@ def test_wrong_values(run, tmp_path):
         assert code == 2
         assert message in said
         assert len(said.strip().splitlines()) == 1
+
+
+TRAINED = ("--decoder", "tiny", "--batch", 4, "--steps", 2, "--device", "cpu")
+
+
+def test_train_and_evaluate(run, tmp_path):
+    run("clrs", "generate", tmp_path / "train", *SMALL, "--no-trace", "--workers", 1)
+    sizes = ("--size", 4, "--size", 12, "--seed", 3)
+    run("clrs", "generate", tmp_path / "test", *SMALL, *sizes, "--no-trace", "--workers", 1)
+    for name, more in {"plain": (), "paper": ("--policy", "paper")}.items():
+        code, said = run(
+            *("clrs", "train", tmp_path / "train", "--out", tmp_path / name, *TRAINED, *more),
+            *("--context", 80),
+        )
+        assert code == 0, said
+        assert "537,728 weights" in said
+        assert "3 samples are over the context of 80 tokens and were left out: bfs 3" in said
+    asked = ("--data", tmp_path / "test", "--out", tmp_path / "out", "--device", "cpu")
+    code, said = run(
+        *("clrs", "evaluate", tmp_path / "paper", tmp_path / "plain", *asked),
+        *("--policy", "paper", "--policy", "plain", "--entropy-samples", 1),
+    )
+    assert code == 0, said
+    for case in ("plain", "paper in both", "paper in training", "paper at inference"):
+        assert case in said
+    assert "beside plain" in said
+    with (tmp_path / "out" / "answers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 2 * 3
+    assert {row["trained"] for row in rows if row["size"] == "12"} == {"False"}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Right answers by size" in page
+    assert (tmp_path / "out" / "figures" / "profile.png").stat().st_size > 10_000
+    code, said = run("clrs", "evaluate", tmp_path / "plain", tmp_path / "plain", *asked)
+    assert code == 2
+    assert "is of the same case and seed as a model before it" in said
+    code, said = run("clrs", "evaluate", tmp_path / "train", *asked)
+    assert code == 2
+    assert "holds no model that sharpmax clrs train has made" in said
+
+
+def test_what_cannot_be_trained(run, tmp_path):
+    run("clrs", "generate", tmp_path / "set", *SMALL, "--no-trace", "--workers", 1)
+    for wrong, message in {
+        ("--decoder", "huge"): "decoder must be one of tiny, small, medium, got 'huge'",
+        ("--preset", "big"): "preset must be one of quick, gpu, got 'big'",
+        ("--policy", "nothing"): "there is no policy file nothing",
+        ("--steps", 0): "steps must be at least 1, got 0",
+        ("--model", tmp_path / "no"): "there is no model",
+    }.items():
+        given = ("clrs", "train", tmp_path / "set", "--out", tmp_path / "m", "--device", "cpu")
+        code, said = run(*given, *wrong)
+        assert code == 2
+        assert message in said
+        assert len(said.strip().splitlines()) == 1
+    code, said = run("clrs", "generate", tmp_path / "q", "--preset", "big")
+    assert code == 2
+    assert "preset must be one of quick, gpu" in said

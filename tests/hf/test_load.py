@@ -97,6 +97,19 @@ def test_weights_that_are_not_the_known_ones(tmp_path, monkeypatch):
     assert not (tmp_path / "cache" / "models" / "smollm2-135m").exists()
 
 
+def test_a_tokenizer_that_is_read_wrongly(tmp_path, monkeypatch):
+    class Wrong:
+        @staticmethod
+        def from_pretrained(*_, **__):
+            return lambda text: {"input_ids": [ord(letter) for letter in text]}
+
+    monkeypatch.setattr(packaged, "AutoTokenizer", Wrong)
+    with pytest.raises(ValueError, match="reads the tokenizer of model.gguf wrongly: pip install"):
+        packaged._write_safetensors(
+            tmp_path / "model.gguf", tmp_path / "new", packaged.MODELS["smollm2-135m"]
+        )
+
+
 def test_smollm2_writes_english(smollm2):
     model, tokenizer, _ = smollm2
     prompt = tokenizer("The capital of France is", return_tensors="pt")

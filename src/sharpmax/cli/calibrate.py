@@ -202,7 +202,7 @@ def _share(option: str, value: str) -> float:
 def _join_processes() -> None:
     """Meet the other processes, where accelerate has launched several."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from accelerate import PartialState  # type: ignore[import-untyped]
+        from accelerate import PartialState
 
         PartialState()
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from sharpmax.cli.terminal import progress_bars
+from sharpmax.cli.terminal import (
+    PLAIN,
+    POLICIES,
+    loaded_model,
+    named_policies,
+    progress_bars,
+    require_place,
+    torch_device,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sharpmax.policy import Policy
+    from sharpmax.report.clrs import Tables
 
 clrs = typer.Typer(no_args_is_help=True, help="CLRS-Text: algorithms as text, at any size.")
 
@@ -19,6 +36,9 @@ def generate(
     split: Annotated[str, typer.Option(help="Of the published sizes and seeds: train or val.")] = (
         "train"
     ),
+    preset: Annotated[
+        str | None, typer.Option(help="An experiment to make the data of: quick or gpu.")
+    ] = None,
     algorithm: Annotated[
         list[str] | None, typer.Option(help="All thirty, or one; several may be given.")
     ] = None,
@@ -33,21 +53,26 @@ def generate(
         typer.Option(help="Samples of an algorithm, size and seed; 10000 of train, 125 of val."),
     ] = None,
     trace: Annotated[
-        bool, typer.Option(help="Whether the algorithm's steps come before its result.")
-    ] = True,
+        bool | None,
+        typer.Option(help="Whether the algorithm's steps come before its result; yes."),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one a core.")] = None,
 ) -> None:
     """Make a data set by the benchmark's own generator, the same to the byte."""
-    try:
+    with _needed():
         from sharpmax.tasks.clrs import Recipe
         from sharpmax.tasks.clrs import generate as generated
-    except ImportError as error:
-        raise ValueError(f"clrs needs {error.name}: pip install 'sharpmax[clrs]'") from None
 
-    changes: dict[str, Any] = {"trace": trace}
-    changes |= {} if seed is None else {"seeds": tuple(seed)}
+    changes: dict[str, Any] = {} if seed is None else {"seeds": tuple(seed)}
     changes |= {} if each is None else {"each": each}
-    recipe = Recipe.as_published(split, tuple(algorithm or ()), **changes)
+    changes |= {} if trace is None else {"trace": trace}
+    if preset is None:
+        recipe = Recipe.as_published(split, tuple(algorithm or ()), **changes)
+    else:
+        made = _preset(preset).recipe(split)
+        sizes = {name: made.sizes.get(name, ()) for name in algorithm or made.sizes}
+        given = {"seeds": made.seeds, "each": made.each, "trace": made.trace} | changes
+        recipe = Recipe(sizes, **given)
     if size is not None:
         recipe = Recipe(
             dict.fromkeys(recipe.sizes, tuple(size)), recipe.seeds, recipe.each, recipe.trace
@@ -61,4 +86,226 @@ def generate(
             bars.update(bar, description=f"generating: {name}", advance=count)
 
         generated(recipe, folder, workers, tell)
-    console.print(f"{total:,} samples in {len(recipe.files):,} files: {folder}")
+    console.print(f"{total:,} samples in {len(recipe.files):,} files: {escape(str(folder))}")
+
+
+@clrs.command()
+def train(
+    data: Annotated[Path, typer.Argument(help="A data set that `clrs generate` has made.")],
+    out: Annotated[Path, typer.Option(help="The folder for the model.")],
+    preset: Annotated[str, typer.Option(help="Settings to begin with: quick, or gpu.")] = "quick",
+    decoder: Annotated[
+        str | None, typer.Option(help="To train from scratch: tiny, small or medium.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A folder with pretrained weights to train further instead.")
+    ] = None,
+    lora: Annotated[
+        int | None, typer.Option(help="Train low-rank updates of this rank, not all weights.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="For attention while training: paper, held, or a file.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens; longer samples are left out.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples in a step, all processes.")] = None,
+    accumulation: Annotated[
+        int | None, typer.Option(help="Parts in which a process works through its share.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Of AdamW.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="At most.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights and order; 0.")] = None,
+    bf16: Annotated[bool | None, typer.Option(help="Compute in bfloat16.")] = None,
+    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+) -> None:
+    """Train a model, from its last checkpoint if there is one; `accelerate launch -m` for many."""
+    with _needed():
+        from dataclasses import replace
+
+        from sharpmax.tasks.clrs.training import train as trained
+
+    given = {
+        "decoder": decoder,
+        "model": model,
+        "lora": lora,
+        "context": context,
+        "batch": batch,
+        "accumulation": accumulation,
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "bf16": bf16,
+        "save_every": save_every,
+    }
+    settings = replace(
+        _preset(preset).settings, **{k: v for k, v in given.items() if v is not None}
+    )
+    chosen = None if policy in (None, PLAIN) else next(iter(named_policies([policy]).values()))
+    on_cpu = torch_device(device).type == "cpu"
+    console = Console()
+    with progress_bars(console) as bars:
+        bar = bars.add_task("training", total=settings.steps)
+
+        def tell(step: int, loss: float | None) -> None:
+            said = "training" if loss is None else f"training, loss {loss:.3f}"
+            bars.update(bar, description=said, completed=step)
+
+        found = trained(data, out, settings, chosen, on_cpu=on_cpu, tell=tell)
+    left = sum(found.too_long.values())
+    console.print(
+        f"{found.weights:,} weights, {found.samples:,} samples, loss {found.loss:.4f} nats a token "
+        f"of the answers: {escape(str(out))}",
+        soft_wrap=True,
+    )
+    if left:
+        by = ", ".join(f"{name} {count:,}" for name, count in found.too_long.items())
+        console.print(
+            f"{left:,} samples are over the context of {settings.context:,} tokens and were left "
+            f"out: {by}",
+            soft_wrap=True,
+        )
+
+
+@clrs.command()
+def evaluate(
+    models: Annotated[list[Path], typer.Argument(help="Folders that `clrs train` has made.")],
+    data: Annotated[Path, typer.Option(help="A data set with the sizes to ask for.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="At inference beside each model's own: plain, paper, held, a file; several may be."
+        ),
+    ] = None,
+    at_once: Annotated[int | None, typer.Option(help="Questions side by side; 64.")] = None,
+    entropy_samples: Annotated[
+        int, typer.Option(help="Samples a size to measure the heads' entropies on; 0 for none.")
+    ] = 2,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16; auto is bfloat16 on a GPU.")
+    ] = "auto",
+    out: Annotated[Path, typer.Option(help="The folder for tables, figures and the page.")] = Path(
+        "runs/clrs"
+    ),
+) -> None:
+    """Ask models for answers by algorithm and size, and draw the paper's Figure 7 of them."""
+    with _needed():
+        from dataclasses import asdict
+
+        from sharpmax.hf.table import write_csv
+        from sharpmax.tasks.clrs import load
+        from sharpmax.tasks.clrs.entropies import Entropy, entropies
+        from sharpmax.tasks.clrs.evaluation import AT_ONCE, Answers
+        from sharpmax.tasks.clrs.evaluation import evaluate as evaluated
+        from sharpmax.tasks.clrs.training import about, trained_sizes
+    try:
+        from sharpmax.report.clrs import Tables, write_report
+    except ImportError as error:
+        raise ValueError(f"the report needs {error.name}: pip install 'sharpmax[report]'") from None
+
+    if at_once is not None and at_once < 1:
+        raise ValueError(f"at_once must be at least 1, got {at_once}")
+    table = load(data)
+    others = {
+        name: None if name == PLAIN else next(iter(named_policies([name]).values()))
+        for name in dict.fromkeys(policy or ())
+    }
+    seeds = {folder: int(about(folder)["settings"]["seed"]) for folder in models}
+    require_place(out / "answers.csv")
+    console = Console()
+    answers: list[Answers] = []
+    heads: list[Entropy] = []
+    asked: dict[str, set[int]] = {}
+    with progress_bars(console) as bars:
+        for folder in models:
+            loaded = loaded_model(str(folder), device, dtype, console)
+            for case, chosen in _cases(loaded.policy, others).items():
+                if seeds[folder] in asked.setdefault(case, set()):
+                    raise ValueError(
+                        f"{folder} is of the same case and seed as a model before it: {case}, seed "
+                        f"{seeds[folder]}"
+                    )
+                asked[case].add(seeds[folder])
+                bar = bars.add_task(f"{folder.name}: {case}", total=table.num_rows)
+                for row in evaluated(
+                    loaded.model,
+                    loaded.tokenizer,
+                    table,
+                    chosen,
+                    case=case,
+                    seed=seeds[folder],
+                    trained=trained_sizes(folder),
+                    at_once=AT_ONCE if at_once is None else at_once,
+                    tell=lambda count, bar=bar: bars.advance(bar, count),  # type: ignore[misc]
+                ):
+                    answers.append(row)
+                    write_csv(out / "answers.csv", Answers, answers)
+                if entropy_samples:
+                    heads += entropies(
+                        loaded.model,
+                        loaded.tokenizer,
+                        table,
+                        chosen,
+                        case=case,
+                        each=entropy_samples,
+                    )
+                    write_csv(out / "entropies.csv", Entropy, heads)
+    first = sorted(answers, key=lambda row: row.case != PLAIN)
+    tables = Tables([asdict(row) for row in first], [asdict(row) for row in heads])
+    page = write_report(
+        out, tables, {"data": data, "models": ", ".join(folder.name for folder in models)}
+    )
+    console.print(_told(tables))
+    console.print(f"Figures, tables and the page: {escape(str(page))}", soft_wrap=True)
+
+
+def _cases(own: Policy | None, others: dict[str, Policy | None]) -> dict[str, Policy | None]:
+    """Return the policies that a model is asked under, by what to call each."""
+    if own is None:
+        return {PLAIN: None} | {
+            f"{name} at inference": policy for name, policy in others.items() if policy is not None
+        }
+    known = [name for name, policy in POLICIES.items() if policy == own]
+    trained = known[0] if known else type(own).__name__
+    cases: dict[str, Policy | None] = {f"{trained} in both": own}
+    for name, policy in others.items():
+        if policy is None:
+            cases[f"{trained} in training"] = None
+        elif policy != own:
+            cases[f"{trained} in training, {name} at inference"] = policy
+    return cases
+
+
+def _told(tables: Tables) -> Table:
+    from sharpmax.report.clrs.report import summary_table
+
+    summary = summary_table(tables)
+    shown = Table(title="Right answers")
+    for number, name in enumerate(summary.header):
+        shown.add_column(name, justify="right" if number else "left")
+    for row in summary.rows:
+        shown.add_row(*map(escape, row))
+    shown.caption = f"won, tied and lost beyond the sizes trained on, beside {tables.cases[0]}"
+    return shown
+
+
+def _preset(name: str) -> Any:
+    from sharpmax.tasks.clrs.presets import PRESETS
+
+    if name not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    return PRESETS[name]
+
+
+@contextmanager
+def _needed() -> Iterator[None]:
+    """Say what to install if something is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(
+            f"clrs needs {error.name}: pip install 'sharpmax[clrs]' and pip install --no-deps "
+            "dm-clrs"
+        ) from None

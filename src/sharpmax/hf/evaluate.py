@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import context_of, require_fit, require_interface, sharpen
+from sharpmax.hf.table import share_of
 from sharpmax.hf.texts import reading
 from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES, make_prompt, retrieval
 
@@ -226,17 +227,11 @@ def _retrieval(
             tell=tell,
         )
         for cell in cells:
-            share = _share(cell.right, cell.prompts)
+            share = share_of(cell.right, cell.prompts)
             scores.append(
                 Score(case, f"retrieval: {name}", cell.length, cell.depth, *share, cell.prompts)
             )
     return scores
-
-
-def _share(right: int, count: int) -> tuple[float, float, float]:
-    """Return a share of right answers and Wilson's interval."""
-    interval = stats.binomtest(right, count).proportion_ci(method="wilson")
-    return right / count, float(interval.low), float(interval.high)
 
 
 def _harness(
@@ -249,7 +244,7 @@ def _harness(
             value, count = _harness_value(model, tokenizer, task, length, plan.limit)
             low = high = math.nan  # of what is no share, no interval is known
             if 0 <= value <= 1:
-                _, low, high = _share(round(value * count), count)
+                _, low, high = share_of(round(value * count), count)
             scores.append(Score(case, task, length, None, value, low, high, count))
     return scores
 

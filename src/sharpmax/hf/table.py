@@ -1,4 +1,4 @@
-"""Results as a tidy CSV table: a row for each, a column for each of its fields."""
+"""Results as a tidy CSV table, a row for each and a column for each field; shares in it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from scipy import stats
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -18,3 +20,9 @@ def write_csv(path: Path, kind: type[DataclassInstance], rows: Sequence[Dataclas
         writer = csv.DictWriter(file, [field.name for field in fields(kind)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
+
+
+def share_of(right: int, count: int) -> tuple[float, float, float]:
+    """Return the share of right answers with its 95 % interval, by Wilson."""
+    interval = stats.binomtest(right, count).proportion_ci(method="wilson")
+    return right / count, float(interval.low), float(interval.high)

@@ -53,9 +53,10 @@ def attention(
         key_value_seq_lengths: How many keys of each sequence are seen.
         local_window_size: How many keys to the left and to the right are seen besides its own.
         policy: Chooses β for every row.
-        implementation: "chunked" (a few queries at a time, on any device; what None chooses),
-            "pallas" (a kernel for the statistics, then cuDNN's attention) or "cudnn" (both by
-            cuDNN's), all three in memory linear in the length, or "reference" (all logits at once).
+        implementation: "pallas" (a kernel for the statistics, then cuDNN's attention), "cudnn"
+            (both by cuDNN's) or "chunked" (a few queries at a time, on any device), all three in
+            memory linear in the length, or "reference" (all logits at once). None chooses the
+            first of them that can take the call.
         axis_name: Inside `shard_map`, the mesh axis over which keys and values are sharded, in
             order, and the key axis of bias and mask with them; queries are whole on every device,
             and so is the result.
@@ -86,7 +87,7 @@ def attention(
         )
     require_like("value", value, scores.query)
     if axis_name is None:
-        chosen = implementation_of(implementation, scores)
+        chosen = implementation_of(implementation, scores, value, policy)
         out, statistics = chosen.attend(scores, value, policy)
     else:
         if implementation not in (None, "chunked"):

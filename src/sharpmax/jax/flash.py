@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sharpmax.jax.scores import Scores
     from sharpmax.policy import Policy
 
-WIDEST = 256
+FEWEST, WIDEST = 2, 256
 
 
 class Summary(NamedTuple):
@@ -40,19 +40,32 @@ class Summary(NamedTuple):
     entropy: Array
 
 
-def refusal(scores: Scores) -> str | None:
-    """Return why cuDNN cannot take these scores, or None if it can."""
+def refusal(scores: Scores, value: Array | None = None, policy: Policy | None = None) -> str | None:
+    """Return why cuDNN cannot take a call, or None if it can.
+
+    Without a value and a policy it is a call for the statistics alone.
+    """
+    reason = refusal_of_device() or refusal_of_scores(scores)
+    if reason is None and value is not None and policy is not None:
+        reason = refusal_of_policy(scores, value, policy)
+    return reason
+
+
+def refusal_of_device() -> str | None:
+    """Return why this device has no such attention, or None if it has."""
     if jax.default_backend() != "gpu":
         return f"needs a GPU, and JAX runs on {jax.default_backend()}"
     try:
         _cudnn()
     except ImportError:
         return f"needs a JAX whose attention by cuDNN is where 0.10 has it, got {jax.__version__}"
-    return refusal_of_call(scores)
+    return None
 
 
-def refusal_of_call(scores: Scores) -> str | None:
+def refusal_of_scores(scores: Scores) -> str | None:
     """Return why no GPU could take these scores, or None."""
+    if min(scores.query.shape[1], scores.key.shape[1]) < FEWEST:
+        return f"takes {FEWEST} queries and keys or more"
     if scores.query.dtype not in (jnp.bfloat16, jnp.float16):
         return f"takes bfloat16 and float16, got {scores.query.dtype}"
     if scores.bias is not None:
@@ -69,32 +82,25 @@ def refusal_of_call(scores: Scores) -> str | None:
     return None
 
 
+def refusal_of_policy(scores: Scores, value: Array, policy: Policy) -> str | None:
+    """Return why the policy or the value is not one for cuDNN, or None."""
+    name = type(policy).__name__
+    if "entropy_at" in policy.reads:
+        return f"never holds a row, and {name} reads rows whole"
+    if "max" in policy.reads:
+        return f"does not tell the largest logits, which {name} reads"
+    if value.shape[3] != scores.key.shape[3]:
+        return f"takes values as wide as keys, {scores.key.shape[3]}, got {value.shape[3]}"
+    return None
+
+
 def attend(
     scores: Scores,
     value: Array,
     policy: Policy,
     statistics_of: Callable[[Scores], RowStatistics],
 ) -> tuple[Array, RowStatistics]:
-    """Return softmax(β·logits)·value and the statistics, by cuDNN's attention on β·q.
-
-    Raises:
-        NotImplementedError: If the policy or the value is not one for it.
-    """
-    if "entropy_at" in policy.reads:
-        raise NotImplementedError(
-            f"{type(policy).__name__} reads rows whole, and cuDNN never holds one: "
-            "use implementation='chunked'"
-        )
-    if "max" in policy.reads:
-        raise NotImplementedError(
-            f"{type(policy).__name__} reads the largest logits, which cuDNN does not tell: "
-            "use implementation='chunked'"
-        )
-    if value.shape[3] != scores.key.shape[3]:
-        raise NotImplementedError(
-            f"cuDNN takes values as wide as keys, {scores.key.shape[3]}, got {value.shape[3]}: "
-            "use implementation='chunked'"
-        )
+    """Return softmax(β·logits)·value and the statistics, by cuDNN's attention on β·q."""
     statistics = statistics_of(scores)
     beta = jnp.moveaxis(betas(policy, statistics), 1, 2)[..., None]
     sharpened = replace(scores, query=(beta * scores.query).astype(scores.query.dtype))
@@ -212,8 +218,7 @@ def _backward(_: Any, kept: Any, cotangents: Any) -> Any:
 
     def pulled(weight: Array) -> Any:
         by_row = scale * jnp.moveaxis(weight, 1, 2)[..., None] * query
-        nothing = jnp.zeros(weight.shape, jnp.float32)
-        return pull((by_row.astype(query.dtype), nothing))
+        return pull((by_row.astype(query.dtype), jnp.zeros_like(weight)))
 
     to_query = to_key = None
     if not isinstance(of_entropy, SymbolicZero):

@@ -3,7 +3,7 @@
 A block of queries walks over the keys a tile at a time and keeps three numbers a row: the largest
 logit m so far, l = Σ exp(s − m) and t = Σ exp(s − m)·(s − m). From these the entropy is
 ln l − t/l, without a difference of large numbers. Tiles that all queries of the block see in full
-are taken without a mask.
+are taken without a mask. The last queries see the most keys, so they go first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sharpmax.jax import flash
+from sharpmax.jax import flash, mosaic
 from sharpmax.jax.flash import Summary
 
 if TYPE_CHECKING:
@@ -33,7 +33,14 @@ NOTHING = -1e30
 """A logit that does not count: finite, for −∞ − (−∞) is no number."""
 LN2, SMALLEST = math.log(2), 1e-37
 
-refusal = flash.refusal
+
+def refusal(scores: Scores, value: Array | None = None, policy: Policy | None = None) -> str | None:
+    """Return why the kernel and cuDNN cannot take a call, or None if they can."""
+    kind = jax.typeof(scores.query)
+    by_axis = getattr(kind, "manual_axis_type", kind)  # its name in newer versions
+    if getattr(by_axis, "varying", None) or getattr(by_axis, "vma", None):
+        return "takes no shard_map that checks which axes vary: use check_vma=False"
+    return flash.refusal(scores, value, policy)
 
 
 def attend(scores: Scores, value: Array, policy: Policy) -> tuple[Array, RowStatistics]:
@@ -51,30 +58,41 @@ def row_statistics(scores: Scores) -> RowStatistics:
 
 
 def summary(scores: Scores) -> Summary:
-    """Return the summary of every row by the kernel."""
+    """Return the summary of every row by the kernel, or by the one for Hopper where it can."""
+    if mosaic.refusal(scores) is None:
+        return mosaic.summary(scores)
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     batch, queries, heads, width = scores.query.shape
     keys, key_heads = scores.key.shape[1:3]
     wide = 1 << max(4, (width - 1).bit_length())
-    query = _padded(scores.query, _up(queries, QUERIES), wide)
+    query = scores.query if scores.scale >= 0 else -scores.query
+    query = _padded(query, _up(queries, QUERIES), wide)
+    blocks = query.shape[1] // QUERIES
     key = _padded(scores.key, _up(keys, KEYS), wide)
     lengths = scores.key_lengths
     lengths = jnp.full((batch,), keys) if lengths is None else lengths.astype(jnp.int32)
     lengths = jnp.clip(lengths, 0, keys)
     group = heads // key_heads
-    a_row = pl.BlockSpec((None, None, QUERIES), lambda block, head, b: (b, head, block))
+    a_row = pl.BlockSpec(
+        (None, None, QUERIES), lambda block, head, b: (b, head, blocks - 1 - block)
+    )
     shape = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
         (batch, heads, query.shape[1]), jnp.float32
     )
     found = pl.pallas_call(
         partial(
-            _kernel, scale=scores.scale / LN2, is_causal=scores.is_causal, window=scores.window
+            _kernel,
+            scale=abs(scores.scale) / LN2,
+            is_causal=scores.is_causal,
+            window=scores.window,
         ),
-        grid=(query.shape[1] // QUERIES, heads, batch),
+        grid=(blocks, heads, batch),
         in_specs=[
-            pl.BlockSpec((None, QUERIES, None, wide), lambda block, head, b: (b, block, head, 0)),
+            pl.BlockSpec(
+                (None, QUERIES, None, wide), lambda block, head, b: (b, blocks - 1 - block, head, 0)
+            ),
             pl.BlockSpec(
                 (None, key.shape[1], None, wide), lambda _, head, b: (b, 0, head // group, 0)
             ),
@@ -103,7 +121,7 @@ def _kernel(
 ) -> None:
     from jax.experimental import pallas as pl
 
-    first = pl.program_id(0) * QUERIES
+    first = (pl.num_programs(0) - 1 - pl.program_id(0)) * QUERIES
     last = first + QUERIES - 1
     query = query_ref[...]
     length = length_ref[0]
@@ -125,7 +143,8 @@ def _kernel(
     def step(tile: Array, carried: tuple[Array, Array, Array], masked: bool) -> Any:
         top, total, tilted = carried
         key = key_ref[pl.ds(tile * KEYS, KEYS), :]
-        logits = scale * jnp.dot(query, key.T, preferred_element_type=jnp.float32)
+        products = jnp.dot(query, key.T, preferred_element_type=jnp.float32)
+        logits = scale * products
         if masked:
             place = tile * KEYS + lax.broadcasted_iota(jnp.int32, logits.shape, 1)
             position = first + lax.broadcasted_iota(jnp.int32, logits.shape, 0)
@@ -135,7 +154,9 @@ def _kernel(
             if window is not None:
                 seen &= (position <= place + window[0]) & (position >= place - window[1])
             logits = jnp.where(seen, logits, NOTHING)
-        higher = jnp.maximum(top, logits.max(axis=1))
+        # Without a mask the logits fuse with what is taken from them, if the maximum needs none.
+        highest = logits.max(axis=1) if masked else scale * products.max(axis=1)
+        higher = jnp.maximum(top, highest)
         fall = top - higher
         shrunk = jnp.exp2(fall)
         below = logits - higher[:, None]

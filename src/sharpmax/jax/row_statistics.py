@@ -8,6 +8,9 @@ from sharpmax.jax import chunked, cudnn, pallas, reference
 from sharpmax.jax.scores import Scores
 
 if TYPE_CHECKING:
+    from jax import Array
+
+    from sharpmax.policy import Policy
     from sharpmax.statistics import RowStatistics
 
 IMPLEMENTATIONS = {
@@ -51,8 +54,13 @@ def row_statistics(
     return found
 
 
-def implementation_of(name: str | None, scores: Scores) -> Any:
-    """Return the implementation of a name; None chooses the one that takes every call.
+def implementation_of(
+    name: str | None,
+    scores: Scores,
+    value: Array | None = None,
+    policy: Policy | None = None,
+) -> Any:
+    """Return the implementation of a name; None chooses the fastest that takes the call.
 
     Raises:
         ValueError: If there is none of that name.
@@ -61,8 +69,11 @@ def implementation_of(name: str | None, scores: Scores) -> Any:
     if name is not None and name not in IMPLEMENTATIONS:
         known = ", ".join(IMPLEMENTATIONS)
         raise ValueError(f"implementation must be one of {known} or None, got {name!r}")
-    found: Any = IMPLEMENTATIONS[name or "chunked"]
-    reason = found.refusal(scores) if hasattr(found, "refusal") else None
+    if name is None:
+        fast = [i for i in (pallas, cudnn) if i.refusal(scores, value, policy) is None]
+        return fast[0] if fast else chunked
+    found: Any = IMPLEMENTATIONS[name]
+    reason = found.refusal(scores, value, policy) if hasattr(found, "refusal") else None
     if reason is not None:
         raise NotImplementedError(f"implementation {name!r} {reason}")
     return found

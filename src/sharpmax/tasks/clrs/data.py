@@ -126,7 +126,7 @@ def generate(
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if (folder / ABOUT).exists():
-        held = _about(folder)
+        held = about(folder)
         if held != recipe.about():
             changed = _difference(held, recipe.about())
             raise ValueError(
@@ -162,17 +162,32 @@ def generate(
             raise
 
 
+def about(folder: str | Path) -> dict[str, Any]:
+    """Return what a data set was made of.
+
+    Raises:
+        ValueError: If the folder holds none.
+    """
+    path = Path(folder) / ABOUT
+    if not path.exists():
+        raise ValueError(f"{folder} holds no CLRS-Text: sharpmax clrs generate {folder}")
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"recipe", "dm-clrs", "files"} <= found.keys():
+            raise ValueError("it is not whole")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    return found
+
+
 def load(folder: str | Path) -> pa.Table:
     """Return a data set: algorithm, size, question and answer of every sample.
 
     Raises:
         ValueError: If the folder holds none, or not the whole of it.
     """
-    folder = Path(folder)
-    if not (folder / ABOUT).exists():
-        raise ValueError(f"{folder} holds no CLRS-Text: sharpmax clrs generate {folder}")
-    tables = []
-    for name in _about(folder)["files"]:
+    folder, tables = Path(folder), []
+    for name in about(folder)["files"]:
         try:
             with pa.memory_map(str(folder / name)) as source:
                 tables.append(pa.ipc.open_stream(source).read_all())
@@ -201,16 +216,6 @@ def _write(path: Path, content: bytes) -> None:
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_bytes(content)
     os.replace(fresh, path)
-
-
-def _about(folder: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        if not {"recipe", "dm-clrs", "files"} <= found.keys():
-            raise ValueError("it is not whole")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{folder / ABOUT} cannot be read: {error}") from None
-    return found
 
 
 def _difference(held: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -1,0 +1,94 @@
+"""Whole experiments by name: which algorithms and sizes, and what is trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sharpmax.tasks.clrs.data import Recipe
+from sharpmax.tasks.clrs.generator import published
+from sharpmax.tasks.clrs.training import Settings
+
+LEARNABLE = (
+    "activity_selector",
+    "binary_search",
+    "bridges",
+    "bubble_sort",
+    "find_maximum_subarray_kadane",
+    "heapsort",
+    "insertion_sort",
+    "kmp_matcher",
+    "minimum",
+    "naive_string_matcher",
+    "quickselect",
+    "quicksort",
+    "segments_intersect",
+    "task_scheduling",
+)
+"""Algorithms whose results, without their steps, are short enough to be learned in minutes."""
+TEST_SEEDS = (3, 14, 35, 81, 94)
+"""The published ones of validation."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An experiment.
+
+    Attributes:
+        algorithms: To train on.
+        train: Sizes.
+        test: Sizes, some of them never trained on.
+        each: Samples of an algorithm and size to train on.
+        each_test: Samples of an algorithm, size and seed to ask for.
+        test_seeds: Of the latter.
+        settings: Of the training.
+    """
+
+    algorithms: Sequence[str]
+    train: Sequence[int]
+    test: Sequence[int]
+    each: int
+    each_test: int
+    test_seeds: Sequence[int]
+    settings: Settings
+
+    def recipe(self, split: str) -> Recipe:
+        """Return what to make for "train" or "val", without the algorithms' steps."""
+        published(split)  # which says if there is no such split
+        if split == "train":
+            sizes = dict.fromkeys(self.algorithms, tuple(self.train))
+            return Recipe(sizes, (0,), self.each, trace=False)
+        sizes = dict.fromkeys(self.algorithms, tuple(self.test))
+        return Recipe(sizes, tuple(self.test_seeds), self.each_test, trace=False)
+
+
+PRESETS = {
+    "quick": Preset(
+        algorithms=("minimum", "binary_search"),
+        train=(4, 5, 6, 7, 8),
+        test=(4, 8, 12, 16),
+        each=4000,
+        each_test=100,
+        test_seeds=TEST_SEEDS[:1],
+        settings=Settings(
+            decoder="tiny", context=128, batch=64, steps=1200, learning_rate=2e-3, save_every=400
+        ),
+    ),
+    "gpu": Preset(
+        algorithms=LEARNABLE,
+        train=(4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16),
+        test=(4, 8, 12, 16, 20, 24, 32, 48, 64),
+        each=10_000,
+        each_test=25,
+        test_seeds=TEST_SEEDS,
+        settings=Settings(
+            decoder="medium",
+            context=512,
+            batch=512,
+            steps=6000,
+            learning_rate=1e-3,
+            bf16=True,
+            save_every=1000,
+        ),
+    ),
+}

@@ -1,0 +1,100 @@
+"""Samples as sequences of tokens: the question, then the answer, which alone is learned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+AT_ONCE = 4096
+"""Samples that are read together."""
+IGNORED = -100
+"""The label of a token that nothing is learned from."""
+MULTIPLE = 32
+"""Batches are filled up to a multiple of so many tokens."""
+
+
+@dataclass(frozen=True)
+class Sequences(torch.utils.data.Dataset[dict[str, Any]]):
+    """Samples as tokens, one after another in one array.
+
+    Attributes:
+        tokens: Of all samples.
+        starts: Where each sample begins, and where the last one ends.
+        answers: Where the answer of each begins.
+        too_long: By algorithm, how many samples were left out for being over the context.
+    """
+
+    tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    answers: NDArray[np.int64]
+    too_long: Mapping[str, int]
+
+    @classmethod
+    def of(cls, table: pa.Table, tokenizer: PreTrainedTokenizerBase, context: int) -> Sequences:
+        """Return the samples of a table that fit into the context; the others are counted."""
+        end = [tokenizer.eos_token_id]
+        rows: list[NDArray[np.int32]] = []
+        questions: list[int] = []
+        too_long: Counter[str] = Counter()
+        for batch in table.to_batches(AT_ONCE):
+            columns = batch.to_pydict()
+            asked = tokenizer(columns["question"], verbose=False)["input_ids"]
+            given = answer_tokens(tokenizer, columns["answer"])
+            for algorithm, question, answer in zip(columns["algorithm"], asked, given, strict=True):
+                if len(question) + len(answer) + 1 > context:
+                    too_long[algorithm] += 1
+                    continue
+                rows.append(np.array([*question, *answer, *end], np.int32))
+                questions.append(len(question))
+        starts = np.cumsum([0, *map(len, rows)])
+        tokens = np.concatenate(rows) if rows else np.zeros(0, np.int32)
+        return cls(tokens, starts, starts[:-1] + np.array(questions, np.int64), dict(too_long))
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        start, end = self.starts[number], self.starts[number + 1]
+        tokens = self.tokens[start:end]
+        return {"input_ids": tokens, "answer": int(self.answers[number] - start)}
+
+
+def answer_tokens(tokenizer: PreTrainedTokenizerBase, answers: Sequence[str]) -> list[list[int]]:
+    """Return answers as what follows a question, without anything that texts begin with."""
+    found: list[list[int]] = tokenizer(list(answers), add_special_tokens=False, verbose=False)[
+        "input_ids"
+    ]
+    return found
+
+
+class Collator:
+    """Makes a batch of sequences, filled up behind their ends.
+
+    What fills them up comes after all that counts, and attention is causal: no mask is needed.
+    """
+
+    def __init__(self, filling: int, context: int) -> None:
+        self.filling, self.context = filling, context
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Return the tokens, and the labels: those of the answers."""
+        longest = max(len(sample["input_ids"]) for sample in samples)
+        length = min(self.context, -(-longest // MULTIPLE) * MULTIPLE)
+        tokens = torch.full((len(samples), length), self.filling)
+        labels = torch.full((len(samples), length), IGNORED)
+        for row, sample in enumerate(samples):
+            own = torch.from_numpy(sample["input_ids"].astype(np.int64))
+            tokens[row, : len(own)] = own
+            labels[row, sample["answer"] : len(own)] = own[sample["answer"] :]
+        return {"input_ids": tokens, "labels": labels}

@@ -1,0 +1,346 @@
+"""Training on CLRS-Text by transformers' Trainer: on a CPU, a GPU, or many through accelerate."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from sharpmax.hf.load import load as load_model
+from sharpmax.hf.sharpen import sharpen
+from sharpmax.tasks.clrs import data
+from sharpmax.tasks.clrs.decoder import DECODERS, decoder
+from sharpmax.tasks.clrs.sequences import Collator, Sequences
+from sharpmax.tasks.clrs.tokens import character_tokenizer
+
+if TYPE_CHECKING:
+    from sharpmax.policy import Policy
+
+ABOUT, LOSSES = "training.json", "loss.csv"
+CHECKPOINTS = "checkpoints"
+POOL = 50
+"""Batches whose samples are sorted by length together, so that little is filled up."""
+KEPT = 2
+"""Checkpoints."""
+WARM_UP, WEIGHT_DECAY = 0.05, 0.1
+LORA_SCALE = 2
+"""LoRA's alpha over its rank."""
+
+Tell = Callable[[int, float | None], None]
+"""Told how many steps are done, and the latest loss."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to train, and for how long.
+
+    Attributes:
+        decoder: The size of a decoder to train from scratch.
+        model: Pretrained weights to train further in its place: a folder.
+        lora: The rank of the updates that are trained instead of all weights; 0 for all weights.
+        context: In tokens; longer samples are left out, and counted.
+        batch: Samples in a step, over all processes.
+        accumulation: Parts in which each process works through its share of a batch.
+        steps: Of AdamW; the learning rate warms up and falls along a cosine.
+        learning_rate: At most.
+        seed: Of the weights and of the order of the samples.
+        bf16: Whether to compute in bfloat16 where that is safe.
+        save_every: Steps between checkpoints.
+    """
+
+    decoder: str = "small"
+    model: str | None = None
+    lora: int = 0
+    context: int = 1024
+    batch: int = 64
+    accumulation: int = 1
+    steps: int = 1000
+    learning_rate: float = 1e-3
+    seed: int = 0
+    bf16: bool = False
+    save_every: int = 500
+
+    def __post_init__(self) -> None:
+        if self.decoder not in DECODERS:
+            raise ValueError(f"decoder must be one of {', '.join(DECODERS)}, got {self.decoder!r}")
+        least = {"context": 16, "batch": 1, "accumulation": 1, "steps": 1, "save_every": 1}
+        for name, value in (least | {"lora": 0, "seed": 0}).items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a training.
+
+    Attributes:
+        loss: The last that was logged, in nats a token of the answers.
+        samples: That fitted into the context.
+        too_long: By algorithm, how many did not, and were left out.
+        weights: How many the model has.
+    """
+
+    loss: float
+    samples: int
+    too_long: Mapping[str, int]
+    weights: int
+
+
+def train(
+    folder: str | Path,
+    out: str | Path,
+    settings: Settings,
+    policy: Policy | None = None,
+    *,
+    on_cpu: bool = False,
+    tell: Tell = lambda _, __: None,
+) -> Trained:
+    """Train a model on a data set of CLRS-Text, from its last whole checkpoint if there is one.
+
+    The folder then holds the model as safetensors, its tokenizer, and the policy, if any, that
+    it was trained with: `sharpmax.hf.load` reads all three.
+
+    Args:
+        folder: Of the data set.
+        out: For the model.
+        settings: What to train, and for how long.
+        policy: Chooses β of every row of attention while it is trained.
+        on_cpu: Whether to leave a GPU alone.
+        tell: Told after every step.
+
+    Raises:
+        ValueError: If the data or the model cannot be used, or the folder holds another training.
+    """
+    table, out = data.load(folder), Path(out)
+    processes = PartialState(cpu=on_cpu)
+    share = settings.batch // processes.num_processes
+    if settings.batch % (processes.num_processes * settings.accumulation):
+        raise ValueError(
+            f"batch must be a multiple of {processes.num_processes} processes times "
+            f"{settings.accumulation} parts, got {settings.batch}"
+        )
+    _begin(out, _about(folder, settings, policy), processes)
+    model, tokenizer = _model(settings)
+    sequences = Sequences.of(table, tokenizer, settings.context)
+    if not len(sequences):
+        raise ValueError(f"no sample fits into a context of {settings.context} tokens")
+    weights = sum(weight.numel() for weight in model.parameters())
+    with sharpen(model, policy) if policy is not None else nullcontext():
+        trained = _with_lora(model, settings.lora)
+        trainer = _Trainer(
+            model=trained,
+            args=_arguments(out, settings, share // settings.accumulation, on_cpu),
+            train_dataset=sequences,
+            data_collator=Collator(tokenizer.pad_token_id, settings.context),
+            callbacks=[_Told(tell)],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=_last_checkpoint(out))
+    if settings.lora:
+        trainer.model = trained.merge_and_unload()
+    trainer.save_model(str(out))
+    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
+    if processes.is_main_process:
+        tokenizer.save_pretrained(out)
+        if policy is not None:
+            policy.save(out)
+        _write_losses(out / LOSSES, losses)
+    return Trained(losses[-1]["loss"], len(sequences), sequences.too_long, weights)
+
+
+def trained_sizes(folder: str | Path) -> dict[str, list[int]]:
+    """Return the sizes that a model was trained on, by algorithm.
+
+    Raises:
+        ValueError: If the folder holds no training.
+    """
+    sizes: dict[str, list[int]] = about(folder)["data"]["recipe"]["sizes"]
+    return sizes
+
+
+def about(folder: str | Path) -> dict[str, Any]:
+    """Return what a training was made of: its data, settings and policy.
+
+    Raises:
+        ValueError: If the folder holds no training.
+    """
+    path = Path(folder) / ABOUT
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"data", "settings", "policy"} <= found.keys():
+            raise ValueError("it is not whole")
+    except FileNotFoundError:
+        raise ValueError(f"{folder} holds no model that sharpmax clrs train has made") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    return found
+
+
+class ByLength(torch.utils.data.Sampler[int]):
+    """The samples in an order by chance, those of a batch of about one length.
+
+    It depends on the seed and the epoch alone, so that a run that was stopped goes on with it.
+    """
+
+    def __init__(self, sequences: Sequences, batch: int, seed: int) -> None:
+        self.lengths = np.diff(sequences.starts)
+        self.batch, self.seed, self.epoch = batch, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next order be that of an epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.default_rng([self.seed, self.epoch])
+        order = random.permutation(len(self.lengths))
+        pools = np.split(order, range(POOL * self.batch, len(order), POOL * self.batch))
+        batches = []
+        for pool in pools:
+            pool = pool[np.argsort(self.lengths[pool], kind="stable")]
+            batches += np.split(pool, range(self.batch, len(pool), self.batch))
+        # Batches that are not whole come last, where the epoch ends.
+        whole = [batch for batch in batches if len(batch) == self.batch]
+        rest = [batch for batch in batches if len(batch) < self.batch]
+        for number in random.permutation(len(whole)):
+            yield from whole[number].tolist()
+        for batch in rest:
+            yield from batch.tolist()
+
+
+class _Trainer(Trainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> ByLength:
+        sequences: Any = self.train_dataset if train_dataset is None else train_dataset
+        args = self.args
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return ByLength(sequences, batch, args.seed)
+
+
+class _Told(TrainerCallback):
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
+        self.loss: float | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self.tell(state.global_step, self.loss)
+
+    def on_log(self, args: Any, state: Any, control: Any, **also: Any) -> None:  # noqa: ARG002
+        self.loss = also.get("logs", {}).get("loss", self.loss)
+
+
+def _arguments(out: Path, settings: Settings, batch: int, on_cpu: bool) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(out / CHECKPOINTS),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=settings.accumulation,
+        max_steps=settings.steps,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=round(WARM_UP * settings.steps),
+        weight_decay=WEIGHT_DECAY,
+        adam_beta2=0.98,
+        bf16=settings.bf16,
+        use_cpu=on_cpu,
+        seed=settings.seed,
+        save_steps=settings.save_every,
+        save_total_limit=KEPT,
+        logging_steps=max(1, settings.steps // 100),
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        report_to=[],
+    )
+
+
+def _model(settings: Settings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if settings.model is None:
+        tokenizer: PreTrainedTokenizerBase = character_tokenizer()
+        return decoder(settings.decoder, tokenizer, settings.seed), tokenizer
+    model, tokenizer, _ = load_model(settings.model)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer of {settings.model} has no token for the end of a text")
+    return model, tokenizer
+
+
+def _with_lora(model: PreTrainedModel, rank: int) -> Any:
+    """Return the model with only low-rank updates of its linear layers to train."""
+    if not rank:
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ValueError("LoRA needs peft: pip install peft") from None
+    settings = LoraConfig(
+        r=rank, lora_alpha=LORA_SCALE * rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    return get_peft_model(model, settings)
+
+
+def _about(folder: str | Path, settings: Settings, policy: Policy | None) -> dict[str, Any]:
+    """Return everything that the weights depend on."""
+    made = {
+        "data": data.about(folder),
+        "settings": asdict(replace(settings, save_every=Settings.save_every)),
+        "policy": None if policy is None else policy.to_dict(),
+    }
+    found: dict[str, Any] = json.loads(json.dumps(made))
+    return found
+
+
+def _begin(out: Path, wanted: dict[str, Any], processes: PartialState) -> None:
+    """Note what is trained in the folder, or see that it is the same as before."""
+    if (out / ABOUT).exists():
+        held = about(out)
+        if held != wanted:
+            other = next(name for name in wanted if held[name] != wanted[name])
+            raise ValueError(f"{out} holds a training with other {other}: choose another folder")
+    processes.wait_for_everyone()
+    if not processes.is_main_process:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        fresh = out / f"{ABOUT}.new"
+        fresh.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+        os.replace(fresh, out / ABOUT)
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written: {error}") from None
+
+
+def _last_checkpoint(out: Path) -> str | None:
+    """Return the last checkpoint that is whole: its state is written when all else is there."""
+    whole = []
+    for state in (out / CHECKPOINTS).glob("checkpoint-*/trainer_state.json"):
+        try:
+            whole.append((int(json.loads(state.read_text())["global_step"]), str(state.parent)))
+        except (OSError, ValueError, KeyError):
+            continue  # stopped while it was written
+    return max(whole)[1] if whole else None
+
+
+def _write_losses(path: Path, losses: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "loss"])
+        writer.writerows([entry["step"], entry["loss"]] for entry in losses)

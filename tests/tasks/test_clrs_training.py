@@ -1,0 +1,301 @@
+"""Training on CLRS-Text and asking what was learned: tokens, order, resuming, processes, LoRA."""
+
+import csv
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sharpmax import PAPER, Policy
+from sharpmax.hf import load as load_model
+from sharpmax.hf.sharpen import sharpen
+from sharpmax.tasks.clrs import Recipe, generate, load
+from sharpmax.tasks.clrs.decoder import decoder
+from sharpmax.tasks.clrs.entropies import entropies
+from sharpmax.tasks.clrs.evaluation import evaluate
+from sharpmax.tasks.clrs.presets import PRESETS
+from sharpmax.tasks.clrs.sequences import IGNORED, Collator, Sequences
+from sharpmax.tasks.clrs.tokens import character_tokenizer
+from sharpmax.tasks.clrs.training import (
+    ByLength,
+    Settings,
+    about,
+    train,
+    trained_sizes,
+)
+
+TINY = Settings(decoder="tiny", context=128, batch=8, steps=6, save_every=2)
+
+
+@pytest.fixture(scope="module")
+def small_set(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clrs") / "set"
+    generate(Recipe({"minimum": (4, 6), "bfs": (4,)}, each=20, trace=False), folder, workers=1)
+    return folder
+
+
+@pytest.fixture
+def tokenizer():
+    return character_tokenizer()
+
+
+def losses(folder):
+    with (folder / "loss.csv").open() as file:
+        return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
+
+
+def test_every_character_is_a_token_and_comes_back(tokenizer, small_set, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    from transformers import AutoTokenizer
+
+    for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        for row in load(small_set).to_pylist():
+            text = row["question"] + row["answer"]
+            tokens = one(text)["input_ids"]
+            assert len(tokens) == len(text) + 1
+            assert one.decode(tokens, skip_special_tokens=True) == text
+        assert one.unk_token_id not in one("0.548 |(), trace\n")["input_ids"]
+
+
+def test_only_answers_are_learned_and_long_samples_are_counted(tokenizer, small_set):
+    table = load(small_set)
+    sequences = Sequences.of(table, tokenizer, 1000)
+    assert len(sequences) == table.num_rows
+    assert not sequences.too_long
+    samples = [sequences[i] for i in (0, 25, 59)]
+    batch = Collator(tokenizer.pad_token_id, 1000)(samples)
+    assert batch["input_ids"].shape[1] % 32 == 0
+    for row, number in enumerate((0, 25, 59)):
+        asked = table.slice(number, 1).to_pylist()[0]
+        learned = batch["labels"][row][batch["labels"][row] != IGNORED]
+        assert tokenizer.decode(learned) == asked["answer"] + "<eos>"
+        kept = batch["input_ids"][row][batch["labels"][row] == IGNORED]
+        assert tokenizer.decode(kept, skip_special_tokens=True) == asked["question"]
+    short = Sequences.of(table, tokenizer, 60)
+    assert sum(short.too_long.values()) == table.num_rows - len(short) > 0
+
+
+def test_batches_hold_samples_of_about_one_length_and_every_sample_once():
+    lengths = np.random.default_rng(0).integers(10, 500, 1003)
+    sequences = Sequences(np.zeros(0), np.cumsum([0, *lengths]), np.zeros(1003), {})
+    order = ByLength(sequences, 16, seed=3)
+    first = list(order)
+    assert sorted(first) == list(range(1003))
+    assert first == list(order)
+    spreads = [np.ptp(lengths[first[i : i + 16]]) for i in range(0, 1003 - 16, 16)]
+    assert np.median(spreads) < 30
+    order.set_epoch(1)
+    assert list(order) != first
+
+
+def test_a_model_learns_what_it_is_shown_and_says_so(small_set, tmp_path):
+    settings = dataclasses.replace(TINY, batch=20, steps=150, learning_rate=3e-3, save_every=1000)
+    told = []
+    found = train(
+        small_set,
+        tmp_path / "model",
+        settings,
+        on_cpu=True,
+        tell=lambda step, _: told.append(step),
+    )
+    assert told == list(range(1, 151))
+    assert found.samples == 60
+    model, tokenizer, policy = load_model(tmp_path / "model")
+    assert policy is None
+    assert trained_sizes(tmp_path / "model") == {"bfs": [4], "minimum": [4, 6]}
+    table = load(small_set)
+    answers = list(evaluate(model, tokenizer, table, trained={"minimum": [4, 6]}, at_once=7))
+    assert [(a.algorithm, a.size, a.trained) for a in answers] == [
+        ("bfs", 4, False),
+        ("minimum", 4, True),
+        ("minimum", 6, True),
+    ]
+    right, asked = sum(a.right for a in answers), sum(a.asked for a in answers)
+    assert asked == 60
+    assert right > 40
+    assert losses(tmp_path / "model")[-1][1] == pytest.approx(found.loss)
+    # Greedy writing is right where every token of the answer is the likeliest.
+    read = Sequences.of(table, tokenizer, 1000)
+    likeliest_too = 0
+    with torch.no_grad():
+        for i in range(60):
+            batch = Collator(0, 1000)([read[i]])
+            labels = batch["labels"][:, 1:]
+            likeliest = model(batch["input_ids"]).logits[:, :-1].argmax(-1)
+            likeliest_too += bool(((likeliest == labels) | (labels == IGNORED)).all())
+    assert right == likeliest_too
+
+
+def test_results_count_whatever_steps_come_before_them(tokenizer, tmp_path):
+    generate(Recipe({"minimum": (4,)}, each=8), tmp_path / "set", workers=1)
+    model = decoder("tiny", tokenizer)
+    wanted = [row["answer"] for row in load(tmp_path / "set").to_pylist()]
+    written = ["0, 0 | " + answer.rsplit(" | ", 1)[1] for answer in wanted]
+    longest = max(map(len, written))
+
+    def generate_as_wanted(tokens, **_):
+        place = [tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
+        asked = [row["question"] for row in load(tmp_path / "set").to_pylist()]
+        texts = [written[asked.index(question)].ljust(longest) for question in place]
+        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return torch.cat([tokens, torch.tensor(ids)], 1)
+
+    model.generate = generate_as_wanted
+    (found,) = evaluate(model, tokenizer, load(tmp_path / "set"))
+    assert found.right == found.asked == 8
+    assert found.whole == sum(a.strip() == w.strip() for a, w in zip(wanted, written, strict=True))
+
+
+def test_questions_over_the_context_are_counted_and_not_asked(tokenizer, small_set):
+    model = decoder("tiny", tokenizer)
+    model.config.max_position_embeddings = 60
+    answers = list(evaluate(model, tokenizer, load(small_set)))
+    assert sum(a.too_long for a in answers) > 0
+    for row in answers:
+        assert row.asked + row.too_long == 20
+        assert 0 <= row.low <= row.share <= row.high <= 1
+
+
+def test_policies_in_training_and_at_inference(small_set, tmp_path):
+    plain = train(small_set, tmp_path / "plain", TINY, on_cpu=True)
+    sharp = train(small_set, tmp_path / "sharp", TINY, PAPER, on_cpu=True)
+    assert plain.loss != sharp.loss
+    model, tokenizer, policy = load_model(tmp_path / "sharp")
+    assert policy == PAPER
+    assert about(tmp_path / "sharp")["policy"] == PAPER.to_dict()
+    assert Policy.from_dict(about(tmp_path / "sharp")["policy"]) == PAPER
+    tokens = torch.tensor([tokenizer("minimum:\nkey: [0.5 0.1 0.9")["input_ids"]])
+    with torch.no_grad():
+        before = model(tokens).logits
+        with sharpen(model, policy):
+            assert not torch.equal(model(tokens).logits, before)
+    heads = entropies(model, tokenizer, load(small_set), policy, case="sharp", each=1)
+    assert {(h.algorithm, h.size) for h in heads} == {("bfs", 4), ("minimum", 4), ("minimum", 6)}
+    assert len(heads) == 3 * 2 * 2
+    assert all(h.case == "sharp" and 0 <= h.share <= 1.0001 for h in heads)
+
+
+def test_another_training_and_other_bad_values_are_refused(small_set, tmp_path):
+    train(small_set, tmp_path / "model", dataclasses.replace(TINY, steps=1), on_cpu=True)
+    for settings, policy, other in (
+        (dataclasses.replace(TINY, steps=1, decoder="small"), None, "settings"),
+        (dataclasses.replace(TINY, steps=1), PAPER, "policy"),
+    ):
+        with pytest.raises(ValueError, match=f"holds a training with other {other}"):
+            train(small_set, tmp_path / "model", settings, policy, on_cpu=True)
+    with pytest.raises(ValueError, match="no sample fits into a context of 16 tokens"):
+        train(small_set, tmp_path / "b", dataclasses.replace(TINY, context=16), on_cpu=True)
+    with pytest.raises(ValueError, match="batch must be a multiple of 1 processes times 3 parts"):
+        train(small_set, tmp_path / "c", dataclasses.replace(TINY, accumulation=3), on_cpu=True)
+    with pytest.raises(ValueError, match="holds no CLRS-Text"):
+        train(tmp_path, tmp_path / "d", TINY, on_cpu=True)
+    with pytest.raises(ValueError, match="decoder must be one of tiny, small, medium, got 'huge'"):
+        Settings(decoder="huge")
+    with pytest.raises(ValueError, match="holds no model that sharpmax clrs train has made"):
+        trained_sizes(tmp_path)
+
+
+def test_parts_of_a_batch_give_the_same_losses(small_set, tmp_path):
+    whole = train(small_set, tmp_path / "whole", TINY, on_cpu=True)
+    parts = train(
+        small_set, tmp_path / "parts", dataclasses.replace(TINY, accumulation=4), on_cpu=True
+    )
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-4)
+
+
+def test_fine_tuning_a_checkpoint_with_and_without_lora(small_set, tmp_path):
+    train(small_set, tmp_path / "first", TINY, on_cpu=True)
+    given = load_file(tmp_path / "first" / "model.safetensors")
+    settings = dataclasses.replace(TINY, model=str(tmp_path / "first"))
+    train(small_set, tmp_path / "all", settings, on_cpu=True)
+    everything = load_file(tmp_path / "all" / "model.safetensors")
+    assert everything.keys() == given.keys()
+    assert all(not torch.equal(everything[name], given[name]) for name in given if "proj" in name)
+    pytest.importorskip("peft")
+    low_rank = dataclasses.replace(settings, lora=2)
+    train(small_set, tmp_path / "lora", low_rank, on_cpu=True)
+    changed = load_file(tmp_path / "lora" / "model.safetensors")
+    assert changed.keys() == given.keys()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.linalg.matrix_rank(changed[name] - given[name], rtol=1e-3) <= 2
+    assert torch.equal(changed["model.norm.weight"], given["model.norm.weight"])
+    with pytest.raises(ValueError, match="cannot be loaded as a model|there is no model"):
+        train(
+            small_set,
+            tmp_path / "none",
+            dataclasses.replace(TINY, model=str(tmp_path / "nowhere")),
+            on_cpu=True,
+        )
+
+
+def command(small_set, out, *more):
+    return [
+        *("-m", "sharpmax", "clrs", "train", small_set, "--out", out, "--device", "cpu"),
+        *("--decoder", "tiny", "--context", "128", "--batch", "8", "--steps", "40"),
+        *("--save-every", "10", *more),
+    ]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(small_set, tmp_path):
+    run = [sys.executable, *command(small_set, tmp_path / "whole")]
+    subprocess.run(run, check=True, env=ENVIRONMENT, capture_output=True, timeout=300)
+    killed = subprocess.Popen(
+        [sys.executable, *command(small_set, tmp_path / "killed")],
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    checkpoints = tmp_path / "killed" / "checkpoints"
+    until = time.monotonic() + 240
+    while not list(checkpoints.glob("checkpoint-*/trainer_state.json")):
+        assert killed.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    # A checkpoint that was cut off while it was written is passed over.
+    cut = checkpoints / "checkpoint-39"
+    cut.mkdir()
+    (cut / "trainer_state.json").write_text('{"global_step": 3')
+    run = [sys.executable, *command(small_set, tmp_path / "killed")]
+    subprocess.run(run, check=True, env=ENVIRONMENT, capture_output=True, timeout=300)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight)
+
+
+def test_two_processes_do_what_one_does(small_set, tmp_path):
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--main_process_port", "0"]
+    for start, name in (([sys.executable], "one"), (launch, "two")):
+        run = [*start, *command(small_set, tmp_path / name)]
+        done = subprocess.run(run, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+    for (step, loss), (other_step, other_loss) in zip(
+        losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True
+    ):
+        assert step == other_step
+        assert other_loss == pytest.approx(loss, rel=1e-3)
+
+
+def test_presets_train_within_sizes_that_the_test_goes_beyond():
+    for preset in PRESETS.values():
+        training, test = preset.recipe("train"), preset.recipe("val")
+        assert training.sizes.keys() == test.sizes.keys()
+        assert not {*training.seeds} & {*test.seeds}
+        for name, sizes in test.sizes.items():
+            assert max(sizes) >= 2 * max(training.sizes[name])
+            assert {*sizes} & {*training.sizes[name]}
