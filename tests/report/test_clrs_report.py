@@ -50,7 +50,7 @@ def test_beyond_is_above_all_sizes_that_were_trained_on(tables):
 def test_who_wins(tables):
     assert tables.outcomes() == {"paper in both": {"bfs": "won", "dfs": "tied", "minimum": "lost"}}
     told = finding(tables)
-    assert "plain answers 95% rightly at the sizes that it was trained on" in told
+    assert "Plain answers 95% rightly at the sizes that it was trained on" in told
     assert "of 3 algorithms 1 won, 1 tied, 1 lost" in told
     table = summary_table(tables)
     assert [cells[0] for cells in table.rows] == ["plain", "paper in both"]

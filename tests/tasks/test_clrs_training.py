@@ -71,7 +71,7 @@ def test_only_answers_are_learned_and_long_samples_are_counted(tokenizer, small_
     assert not sequences.too_long
     samples = [sequences[i] for i in (0, 25, 59)]
     batch = Collator(tokenizer.pad_token_id, 1000)(samples)
-    assert batch["input_ids"].shape[1] % 32 == 0
+    assert batch["input_ids"].shape[1] % 8 == 0
     for row, number in enumerate((0, 25, 59)):
         asked = table.slice(number, 1).to_pylist()[0]
         learned = batch["labels"][row][batch["labels"][row] != IGNORED]
@@ -218,7 +218,6 @@ def test_fine_tuning_a_checkpoint_with_and_without_lora(small_set, tmp_path):
     everything = load_file(tmp_path / "all" / "model.safetensors")
     assert everything.keys() == given.keys()
     assert all(not torch.equal(everything[name], given[name]) for name in given if "proj" in name)
-    pytest.importorskip("peft")
     low_rank = dataclasses.replace(settings, lora=2)
     train(small_set, tmp_path / "lora", low_rank, on_cpu=True)
     changed = load_file(tmp_path / "lora" / "model.safetensors")
@@ -226,6 +225,13 @@ def test_fine_tuning_a_checkpoint_with_and_without_lora(small_set, tmp_path):
     name = "model.layers.0.self_attn.q_proj.weight"
     assert torch.linalg.matrix_rank(changed[name] - given[name], rtol=1e-3) <= 2
     assert torch.equal(changed["model.norm.weight"], given["model.norm.weight"])
+    with pytest.raises(ValueError, match="context must be within that of .*, 8,192 tokens"):
+        train(
+            small_set,
+            tmp_path / "long",
+            dataclasses.replace(settings, context=9000),
+            on_cpu=True,
+        )
     with pytest.raises(ValueError, match="cannot be loaded as a model|there is no model"):
         train(
             small_set,

@@ -6,8 +6,8 @@ from sharpmax.report import style
 from sharpmax.report.chart import data
 from sharpmax.report.clrs.tables import Tables
 
-COLUMNS = 3
-PANEL_WIDTH, PANEL_HEIGHT = 210, 120
+COLUMNS = 4
+PANEL_WIDTH, PANEL_HEIGHT = 220, 130
 
 
 def profile(tables: Tables) -> alt.FacetChart:

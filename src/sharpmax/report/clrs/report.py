@@ -43,7 +43,7 @@ def finding(tables: Tables) -> str:
     parts = []
     if first in within:
         parts.append(
-            f"{first} answers {within[first]['share']:.0%} rightly at the sizes that it was "
+            f"{_upper(first)} answers {within[first]['share']:.0%} rightly at the sizes that it was "
             "trained on"
         )
     if first in beyond:
@@ -56,7 +56,7 @@ def finding(tables: Tables) -> str:
         )
         if case in beyond:
             told += (
-                f" {case}: {beyond[case]['share']:.0%} beyond; of {len(by_algorithm)} algorithms "
+                f" {_upper(case)}: {beyond[case]['share']:.0%} beyond; of {len(by_algorithm)} algorithms "
                 f"{won} won, {tied} tied, {lost} lost."
             )
     return told.strip()
@@ -107,12 +107,17 @@ def _entropy(tables: Tables) -> Section | None:
 
 
 def _all(tables: Tables) -> Section:
-    rows = [
-        [row["algorithm"], row["case"], str(row["size"]), _cell(row), f"{row['asked']:,}"]
+    found = {
+        (row["algorithm"], row["case"], row["size"]): row
         for row in tables.pooled("algorithm", "case", "size")
+    }
+    sizes = sorted({size for _, _, size in found})
+    rows = [
+        [algorithm, case, *(_cell(found.get((algorithm, case, size))) for size in sizes)]
+        for algorithm in tables.algorithms
+        for case in tables.cases
     ]
-    rows.sort(key=lambda row: (row[0], tables.cases.index(row[1]), int(row[2])))
-    header = ["algorithm", "case", "size", "right", "asked"]
+    header = ["algorithm", "case", *(f"size {size}" for size in sizes)]
     return Section("All of them", table=Table("Right answers, seeds pooled", header, rows))
 
 
@@ -124,3 +129,7 @@ def _cell(row: Mapping[str, float] | None) -> str:
     if row is None:
         return "–"
     return f"{row['share']:.0%} ({100 * row['low']:.0f}–{100 * row['high']:.0f})"
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -64,14 +64,14 @@ class Preset:
 
 PRESETS = {
     "quick": Preset(
-        algorithms=("minimum", "binary_search"),
-        train=(4, 5, 6, 7, 8),
-        test=(4, 8, 12, 16),
-        each=4000,
+        algorithms=("insertion_sort", "quicksort"),
+        train=(2, 3, 4, 5),
+        test=(3, 4, 5, 6, 8, 10),
+        each=2000,
         each_test=100,
         test_seeds=TEST_SEEDS[:1],
         settings=Settings(
-            decoder="tiny", context=128, batch=64, steps=1200, learning_rate=2e-3, save_every=400
+            decoder="tiny", context=128, batch=32, steps=1200, learning_rate=2e-3, save_every=400
         ),
     ),
     "gpu": Preset(

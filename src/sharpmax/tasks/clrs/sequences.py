@@ -20,7 +20,7 @@ AT_ONCE = 4096
 """Samples that are read together."""
 IGNORED = -100
 """The label of a token that nothing is learned from."""
-MULTIPLE = 32
+MULTIPLE = 8
 """Batches are filled up to a multiple of so many tokens."""
 
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from sharpmax.hf.load import load as load_model
-from sharpmax.hf.sharpen import sharpen
+from sharpmax.hf.sharpen import context_of, sharpen
 from sharpmax.tasks.clrs import data
 from sharpmax.tasks.clrs.decoder import DECODERS, decoder
 from sharpmax.tasks.clrs.sequences import Collator, Sequences
@@ -279,6 +279,11 @@ def _model(settings: Settings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     model, tokenizer, _ = load_model(settings.model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if settings.context > context_of(model):
+        raise ValueError(
+            f"context must be within that of {settings.model}, {context_of(model):,} tokens, got "
+            f"{settings.context:,}"
+        )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {settings.model} has no token for the end of a text")
     return model, tokenizer
