@@ -43,8 +43,8 @@ def finding(tables: Tables) -> str:
     parts = []
     if first in within:
         parts.append(
-            f"{_upper(first)} answers {within[first]['share']:.0%} rightly at the sizes that it was "
-            "trained on"
+            f"{_upper(first)} answers {within[first]['share']:.0%} rightly at the sizes that it "
+            "was trained on"
         )
     if first in beyond:
         parts.append(f"{beyond[first]['share']:.0%} beyond them")
@@ -56,8 +56,8 @@ def finding(tables: Tables) -> str:
         )
         if case in beyond:
             told += (
-                f" {_upper(case)}: {beyond[case]['share']:.0%} beyond; of {len(by_algorithm)} algorithms "
-                f"{won} won, {tied} tied, {lost} lost."
+                f" {_upper(case)}: {beyond[case]['share']:.0%} beyond; of {len(by_algorithm)} "
+                f"algorithms {won} won, {tied} tied, {lost} lost."
             )
     return told.strip()
 
