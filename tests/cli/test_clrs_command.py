@@ -66,13 +66,15 @@ def test_train_and_evaluate(run, tmp_path):
     with (tmp_path / "out" / "answers.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 2 * 3
-    assert {row["trained"] for row in rows if row["size"] == "12"} == {"False"}
+    known = {(row["algorithm"], row["size"]): row["trained"] for row in rows}
+    assert known["minimum", "6"] == "True"
+    assert known["minimum", "12"] == known["bfs", "6"] == "False"  # none of bfs 6 fitted
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Right answers by size" in page
     assert (tmp_path / "out" / "figures" / "profile.png").stat().st_size > 10_000
     code, said = run("clrs", "evaluate", tmp_path / "plain", tmp_path / "plain", *asked)
     assert code == 2
-    assert "is of the same case and seed as a model before it" in said
+    assert "2 models are of one case and seed: plain, seed 0" in said
     code, said = run("clrs", "evaluate", tmp_path / "train", *asked)
     assert code == 2
     assert "holds no model that sharpmax clrs train has made" in said
@@ -92,6 +94,11 @@ def test_what_cannot_be_trained(run, tmp_path):
         assert code == 2
         assert message in said
         assert len(said.strip().splitlines()) == 1
+    for name in ("minimum", "nonsense"):
+        wrong = ("--preset", "quick", "--algorithm", name)
+        code, said = run("clrs", "generate", tmp_path / "q", *wrong)
+        assert code == 2
+        assert f"algorithms of quick are insertion_sort, quicksort, got '{name}'" in said
     code, said = run("clrs", "generate", tmp_path / "q", "--preset", "big")
     assert code == 2
     assert "preset must be one of quick, gpu" in said

@@ -297,6 +297,45 @@ def in_the_same_precision(query, key, value, settings):
     return jnp.einsum("bnts,bsnh->btnh", weights, value)
 
 
+def test_the_kernel_for_hopper_under_vmap_and_checkpoint():
+    q, k, _ = (jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for x in arrays(width=64))
+
+    def alone(q, k):
+        return mosaic.summary(Scores(q[None], k[None], 0.1, is_causal=True))
+
+    for call in (jax.vmap(alone), jax.checkpoint(jax.vmap(alone))):
+        assert (
+            "mosaic_gpu" in jax.jit(call).trace(q, k).lower(lowering_platforms=("cuda",)).as_text()
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize(("queries", "keys"), [(T, S), (1000, 1000), (333, 777), (777, 333)])
+@pytest.mark.parametrize("call", CALLS)
+def test_on_a_gpu_the_kernels_tell_the_statistics(call, queries, keys, width, dtype):
+    if "window" in call and queries > keys:
+        pytest.skip("cuDNN takes no such window")
+    rng = np.random.default_rng(0)
+    q, k = (
+        jnp.asarray(1.5 * rng.normal(size=shape), dtype)
+        for shape in ((B, queries, 4, width), (B, keys, 2, width))
+    )
+    most = {"query_seq_lengths": queries, "key_value_seq_lengths": keys}
+    settings = {
+        name: np.minimum(x, most[name]) if name in most else x for name, x in CALLS[call].items()
+    }
+    found = row_statistics(q, k, **settings, implementation="pallas")
+    with jax.default_device(jax.devices("cpu")[0]):
+        exact = [np.asarray(x, np.float64) for x in (q, k)]
+        wanted = row_statistics(*exact, **settings, implementation="reference")
+    for name in ("max", "lse", "entropy", "length"):
+        np.testing.assert_allclose(
+            getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-4, err_msg=name
+        )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

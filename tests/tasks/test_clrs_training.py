@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from sharpmax import PAPER, Policy
 from sharpmax.hf import load as load_model
 from sharpmax.hf.sharpen import sharpen
-from sharpmax.tasks.clrs import Recipe, generate, load
-from sharpmax.tasks.clrs.decoder import decoder
+from sharpmax.tasks.clrs import Recipe, generate, load, samples
+from sharpmax.tasks.clrs.decoder import CONTEXT, decoder
 from sharpmax.tasks.clrs.entropies import entropies
 from sharpmax.tasks.clrs.evaluation import evaluate
 from sharpmax.tasks.clrs.presets import PRESETS
@@ -82,14 +82,14 @@ def test_only_answers_are_learned_and_long_samples_are_counted(tokenizer, small_
     assert sum(short.too_long.values()) == table.num_rows - len(short) > 0
 
 
-def test_batches_hold_samples_of_about_one_length_and_every_sample_once():
+def test_batches_hold_samples_of_about_one_length_and_no_sample_twice():
     lengths = np.random.default_rng(0).integers(10, 500, 1003)
-    sequences = Sequences(np.zeros(0), np.cumsum([0, *lengths]), np.zeros(1003), {})
+    sequences = Sequences(np.zeros(0), np.cumsum([0, *lengths]), np.zeros(1003), {}, {})
     order = ByLength(sequences, 16, seed=3)
     first = list(order)
-    assert sorted(first) == list(range(1003))
+    assert len({*first}) == len(first) == len(order) == 1003 // 16 * 16
     assert first == list(order)
-    spreads = [np.ptp(lengths[first[i : i + 16]]) for i in range(0, 1003 - 16, 16)]
+    spreads = [np.ptp(lengths[first[i : i + 16]]) for i in range(0, len(first), 16)]
     assert np.median(spreads) < 30
     order.set_epoch(1)
     assert list(order) != first
@@ -190,8 +190,11 @@ def test_another_training_and_other_bad_values_are_refused(small_set, tmp_path):
     ):
         with pytest.raises(ValueError, match=f"holds a training with other {other}"):
             train(small_set, tmp_path / "model", settings, policy, on_cpu=True)
-    with pytest.raises(ValueError, match="no sample fits into a context of 16 tokens"):
+    with pytest.raises(ValueError, match="that fit into a context of 16 tokens, 0, got 8"):
         train(small_set, tmp_path / "b", dataclasses.replace(TINY, context=16), on_cpu=True)
+    settings = dataclasses.replace(TINY, model=str(tmp_path / "model"))
+    with pytest.raises(ValueError, match="holds the weights to begin with"):
+        train(small_set, tmp_path / "model", settings, on_cpu=True)
     with pytest.raises(ValueError, match="batch must be a multiple of 1 processes times 3 parts"):
         train(small_set, tmp_path / "c", dataclasses.replace(TINY, accumulation=3), on_cpu=True)
     with pytest.raises(ValueError, match="holds no CLRS-Text"):
@@ -277,19 +280,23 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(small_set, tmp_path
     run = [sys.executable, *command(small_set, tmp_path / "killed")]
     subprocess.run(run, check=True, env=ENVIRONMENT, capture_output=True, timeout=300)
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    # So does one that is done.
+    subprocess.run(run, check=True, env=ENVIRONMENT, capture_output=True, timeout=300)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight)
 
 
 def test_two_processes_do_what_one_does(small_set, tmp_path):
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["--main_process_port", "0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc_per_node", "2"]
     for start, name in (([sys.executable], "one"), (launch, "two")):
         run = [*start, *command(small_set, tmp_path / name)]
         done = subprocess.run(run, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout.count("weights") == 1
+    assert (tmp_path / "two" / "checkpoints" / "checkpoint-40" / "rng_state_1.pth").is_file()
     for (step, loss), (other_step, other_loss) in zip(
         losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True
     ):
@@ -302,6 +309,10 @@ def test_presets_train_within_sizes_that_the_test_goes_beyond():
         training, test = preset.recipe("train"), preset.recipe("val")
         assert training.sizes.keys() == test.sizes.keys()
         assert not {*training.seeds} & {*test.seeds}
+        for recipe, most in ((training, preset.settings.context), (test, CONTEXT)):
+            for name, sizes in recipe.sizes.items():
+                sample = next(samples(name, max(sizes), seed=0, trace=False))
+                assert len(sample.question + sample.answer) + 2 <= most, name
         for name, sizes in test.sizes.items():
             assert max(sizes) >= 2 * max(training.sizes[name])
             assert {*sizes} & {*training.sizes[name]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,11 +22,11 @@ from sharpmax.cli.terminal import (
     require_place,
     torch_device,
 )
+from sharpmax.policy import POLICY_FILE, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sharpmax.policy import Policy
     from sharpmax.report.clrs import Tables
 
 clrs = typer.Typer(no_args_is_help=True, help="CLRS-Text: algorithms as text, at any size.")
@@ -70,7 +72,11 @@ def generate(
         recipe = Recipe.as_published(split, tuple(algorithm or ()), **changes)
     else:
         made = _preset(preset).recipe(split)
-        sizes = {name: made.sizes.get(name, ()) for name in algorithm or made.sizes}
+        for name in algorithm or ():
+            if name not in made.sizes:
+                known = ", ".join(made.sizes)
+                raise ValueError(f"algorithms of {preset} are {known}, got {name!r}")
+        sizes = {name: made.sizes[name] for name in algorithm or made.sizes}
         given = {"seeds": made.seeds, "each": made.each, "trace": made.trace} | changes
         recipe = Recipe(sizes, **given)
     if size is not None:
@@ -124,6 +130,8 @@ def train(
     with _needed():
         from dataclasses import replace
 
+        from transformers.utils import logging
+
         from sharpmax.tasks.clrs.training import train as trained
 
     given = {
@@ -142,9 +150,14 @@ def train(
     settings = replace(
         _preset(preset).settings, **{k: v for k, v in given.items() if v is not None}
     )
+    if model is not None and policy is None and (Path(model) / POLICY_FILE).is_file():
+        raise ValueError(
+            f"{model} has a policy of its own: --policy {model} trains with it, plain without"
+        )
     chosen = None if policy in (None, PLAIN) else next(iter(named_policies([policy]).values()))
     on_cpu = torch_device(device).type == "cpu"
-    console = Console()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    console = Console(quiet=int(os.environ.get("RANK", "0")) > 0)
     with progress_bars(console) as bars:
         bar = bars.add_task("training", total=settings.steps)
 
@@ -209,25 +222,26 @@ def evaluate(
         raise ValueError(f"at_once must be at least 1, got {at_once}")
     table = load(data)
     others = {
-        name: None if name == PLAIN else next(iter(named_policies([name]).values()))
-        for name in dict.fromkeys(policy or ())
+        name: chosen
+        for given in dict.fromkeys(policy or ())
+        for name, chosen in ({PLAIN: None} if given == PLAIN else named_policies([given])).items()
     }
-    seeds = {folder: int(about(folder)["settings"]["seed"]) for folder in models}
+    told = {folder: about(folder) for folder in models}
+    trained = {folder: trained_sizes(folder) for folder in models}
+    seeds = {folder: int(told[folder]["settings"]["seed"]) for folder in models}
+    cases = {folder: _cases(folder, told[folder]["policy"], others) for folder in models}
+    asked = Counter((case, seeds[folder]) for folder in models for case in cases[folder])
+    (case, seed), most = asked.most_common(1)[0]
+    if most > 1:
+        raise ValueError(f"{most} models are of one case and seed: {case}, seed {seed}")
     require_place(out / "answers.csv")
     console = Console()
     answers: list[Answers] = []
     heads: list[Entropy] = []
-    asked: dict[str, set[int]] = {}
     with progress_bars(console) as bars:
         for folder in models:
             loaded = loaded_model(str(folder), device, dtype, console)
-            for case, chosen in _cases(loaded.policy, others).items():
-                if seeds[folder] in asked.setdefault(case, set()):
-                    raise ValueError(
-                        f"{folder} is of the same case and seed as a model before it: {case}, seed "
-                        f"{seeds[folder]}"
-                    )
-                asked[case].add(seeds[folder])
+            for case, chosen in cases[folder].items():
                 bar = bars.add_task(f"{folder.name}: {case}", total=table.num_rows)
                 for row in evaluated(
                     loaded.model,
@@ -236,7 +250,7 @@ def evaluate(
                     chosen,
                     case=case,
                     seed=seeds[folder],
-                    trained=trained_sizes(folder),
+                    trained=trained[folder],
                     at_once=AT_ONCE if at_once is None else at_once,
                     tell=lambda count, bar=bar: bars.advance(bar, count),  # type: ignore[misc]
                 ):
@@ -261,20 +275,27 @@ def evaluate(
     console.print(f"Figures, tables and the page: {escape(str(page))}", soft_wrap=True)
 
 
-def _cases(own: Policy | None, others: dict[str, Policy | None]) -> dict[str, Policy | None]:
-    """Return the policies that a model is asked under, by what to call each."""
-    if own is None:
-        return {PLAIN: None} | {
-            f"{name} at inference": policy for name, policy in others.items() if policy is not None
-        }
-    known = [name for name, policy in POLICIES.items() if policy == own]
-    trained = known[0] if known else type(own).__name__
-    cases: dict[str, Policy | None] = {f"{trained} in both": own}
+def _cases(
+    folder: Path, trained: dict[str, Any] | None, others: dict[str, Policy | None]
+) -> dict[str, Policy | None]:
+    """Return the policies that a model is asked under, by what to call each.
+
+    A policy beside a model that was trained without one came after the training.
+    """
+    own = Policy.load(folder) if (folder / POLICY_FILE).is_file() else None
+    if trained is None:
+        calibrated = {} if own is None else {"calibrated": own}
+        named = {f"{name} at inference": policy for name, policy in others.items() if policy}
+        return {PLAIN: None, **calibrated, **named}
+    used = Policy.from_dict(trained)
+    known = [name for name, policy in POLICIES.items() if policy == used]
+    what = known[0] if known else type(used).__name__
+    cases: dict[str, Policy | None] = {f"{what} in both": used}
     for name, policy in others.items():
         if policy is None:
-            cases[f"{trained} in training"] = None
-        elif policy != own:
-            cases[f"{trained} in training, {name} at inference"] = policy
+            cases[f"{what} in training"] = None
+        elif policy != used:
+            cases[f"{what} in training, {name} at inference"] = policy
     return cases
 
 

@@ -37,7 +37,8 @@ def row_statistics(
     """Return the statistics of every row of attention logits, in memory linear in the length.
 
     Arguments are those of `sharpmax.jax.attention`. The statistics have shape (batch, heads,
-    queries), in float32 (float64 for float64 queries), and are differentiable.
+    queries), in float32 (float64 for float64 queries), and are differentiable, but that through
+    "cudnn" and "pallas" no gradient comes from `max`.
     """
     scores = Scores.of(
         query,

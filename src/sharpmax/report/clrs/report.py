@@ -78,7 +78,8 @@ def summary_table(tables: Tables) -> Table:
     header = ["case", "seeds", "sizes trained on", "beyond", "won", "tied", "lost", "too long"]
     caption = (
         "Right answers with 95 % intervals; algorithms won, tied and lost beyond the sizes trained "
-        f"on, beside {tables.cases[0]}; questions that did not fit into the context"
+        f"on, beside {tables.cases[0]}, as if all seeds were one model; questions that did not fit "
+        "into the context"
     )
     return Table(caption, header, rows)
 

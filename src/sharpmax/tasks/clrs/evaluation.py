@@ -127,8 +127,9 @@ def _answered(
     right = whole = 0
     for start in range(0, len(fitting), at_once):
         part = [i for _, _, i in fitting[start : start + at_once]]
-        longest = max(len(answers[i]) for i in part)
-        written = _written(model, tokenizer, [questions[i] for i in part], longest + 1)
+        most = max(len(answers[i]) for i in part) + 1
+        room = context - max(len(questions[i]) for i in part)
+        written = _written(model, tokenizer, [questions[i] for i in part], int(min(most, room)))
         for i, text in zip(part, written, strict=True):
             wanted = samples[i]["answer"].strip()
             right += text.strip().rsplit(RESULT, 1)[-1] == wanted.rsplit(RESULT, 1)[-1]

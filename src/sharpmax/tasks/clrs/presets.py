@@ -12,7 +12,6 @@ from sharpmax.tasks.clrs.training import Settings
 LEARNABLE = (
     "activity_selector",
     "binary_search",
-    "bridges",
     "bubble_sort",
     "find_maximum_subarray_kadane",
     "heapsort",
@@ -22,7 +21,6 @@ LEARNABLE = (
     "naive_string_matcher",
     "quickselect",
     "quicksort",
-    "segments_intersect",
     "task_scheduling",
 )
 """Algorithms whose results, without their steps, are short enough to be learned in minutes."""
@@ -71,7 +69,7 @@ PRESETS = {
         each_test=100,
         test_seeds=TEST_SEEDS[:1],
         settings=Settings(
-            decoder="tiny", context=128, batch=32, steps=1200, learning_rate=2e-3, save_every=400
+            decoder="tiny", context=128, batch=32, steps=900, learning_rate=2e-3, save_every=400
         ),
     ),
     "gpu": Preset(

@@ -32,12 +32,14 @@ class Sequences(torch.utils.data.Dataset[dict[str, Any]]):
         tokens: Of all samples.
         starts: Where each sample begins, and where the last one ends.
         answers: Where the answer of each begins.
+        sizes: Of what fitted into the context, by algorithm.
         too_long: By algorithm, how many samples were left out for being over the context.
     """
 
     tokens: NDArray[np.int32]
     starts: NDArray[np.int64]
     answers: NDArray[np.int64]
+    sizes: Mapping[str, Sequence[int]]
     too_long: Mapping[str, int]
 
     @classmethod
@@ -46,20 +48,25 @@ class Sequences(torch.utils.data.Dataset[dict[str, Any]]):
         end = [tokenizer.eos_token_id]
         rows: list[NDArray[np.int32]] = []
         questions: list[int] = []
+        sizes: dict[str, set[int]] = {}
         too_long: Counter[str] = Counter()
         for batch in table.to_batches(AT_ONCE):
             columns = batch.to_pydict()
             asked = tokenizer(columns["question"], verbose=False)["input_ids"]
             given = answer_tokens(tokenizer, columns["answer"])
-            for algorithm, question, answer in zip(columns["algorithm"], asked, given, strict=True):
+            about = zip(columns["algorithm"], columns["size"], asked, given, strict=True)
+            for algorithm, size, question, answer in about:
                 if len(question) + len(answer) + 1 > context:
                     too_long[algorithm] += 1
                     continue
                 rows.append(np.array([*question, *answer, *end], np.int32))
                 questions.append(len(question))
+                sizes.setdefault(algorithm, set()).add(size)
         starts = np.cumsum([0, *map(len, rows)])
         tokens = np.concatenate(rows) if rows else np.zeros(0, np.int32)
-        return cls(tokens, starts, starts[:-1] + np.array(questions, np.int64), dict(too_long))
+        answers = starts[:-1] + np.array(questions, np.int64)
+        fitting = {algorithm: sorted(some) for algorithm, some in sizes.items()}
+        return cls(tokens, starts, answers, fitting, dict(too_long))
 
     def __len__(self) -> int:
         return len(self.answers)

@@ -20,6 +20,7 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
+    TrainerState,
     TrainingArguments,
 )
 
@@ -33,8 +34,8 @@ from sharpmax.tasks.clrs.tokens import character_tokenizer
 if TYPE_CHECKING:
     from sharpmax.policy import Policy
 
-ABOUT, LOSSES = "training.json", "loss.csv"
-CHECKPOINTS = "checkpoints"
+ABOUT, SIZES, LOSSES = "training.json", "sizes.json", "loss.csv"
+CHECKPOINTS, STATE = "checkpoints", "trainer_state.json"
 POOL = 50
 """Batches whose samples are sorted by length together, so that little is filled up."""
 KEPT = 2
@@ -131,7 +132,13 @@ def train(
         ValueError: If the data or the model cannot be used, or the folder holds another training.
     """
     table, out = data.load(folder), Path(out)
+    if settings.model is not None and Path(settings.model).resolve() == out.resolve():
+        raise ValueError(f"{out} holds the weights to begin with: choose another folder")
     processes = PartialState(cpu=on_cpu)
+    if processes.num_processes == 1 and not on_cpu and torch.cuda.device_count() > 1:
+        raise ValueError(
+            "one process sees several GPUs: use accelerate launch, or set CUDA_VISIBLE_DEVICES=0"
+        )
     share = settings.batch // processes.num_processes
     if settings.batch % (processes.num_processes * settings.accumulation):
         raise ValueError(
@@ -141,11 +148,14 @@ def train(
     _begin(out, _about(folder, settings, policy), processes)
     model, tokenizer = _model(settings)
     sequences = Sequences.of(table, tokenizer, settings.context)
-    if not len(sequences):
-        raise ValueError(f"no sample fits into a context of {settings.context} tokens")
+    if len(sequences) < settings.batch:
+        raise ValueError(
+            f"batch must be at most the samples that fit into a context of {settings.context} "
+            f"tokens, {len(sequences)}, got {settings.batch}"
+        )
     weights = sum(weight.numel() for weight in model.parameters())
     with sharpen(model, policy) if policy is not None else nullcontext():
-        trained = _with_lora(model, settings.lora)
+        trained = _with_lora(model, settings)
         trainer = _Trainer(
             model=trained,
             args=_arguments(out, settings, share // settings.accumulation, on_cpu),
@@ -154,13 +164,19 @@ def train(
             callbacks=[_Told(tell)],
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=_last_checkpoint(out))
+        last, done = _last_checkpoint(out)
+        if last is not None and done >= settings.steps:  # stopped before the model was saved
+            trainer._load_from_checkpoint(last)
+            trainer.state = TrainerState.load_from_json(str(Path(last) / STATE))
+        else:
+            trainer.train(resume_from_checkpoint=last)
     if settings.lora:
         trainer.model = trained.merge_and_unload()
     trainer.save_model(str(out))
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     if processes.is_main_process:
         tokenizer.save_pretrained(out)
+        (out / SIZES).write_text(json.dumps(sequences.sizes), encoding="utf-8")
         if policy is not None:
             policy.save(out)
         _write_losses(out / LOSSES, losses)
@@ -168,12 +184,18 @@ def train(
 
 
 def trained_sizes(folder: str | Path) -> dict[str, list[int]]:
-    """Return the sizes that a model was trained on, by algorithm.
+    """Return the sizes that a model was trained on, by algorithm; those that fitted its context.
 
     Raises:
-        ValueError: If the folder holds no training.
+        ValueError: If the folder holds no training, or one that has not come to its end.
     """
-    sizes: dict[str, list[int]] = about(folder)["data"]["recipe"]["sizes"]
+    about(folder)
+    try:
+        sizes: dict[str, list[int]] = json.loads((Path(folder) / SIZES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ValueError(
+            f"{folder} holds a training that has not come to its end: sharpmax clrs train goes on"
+        ) from None
     return sizes
 
 
@@ -199,6 +221,7 @@ class ByLength(torch.utils.data.Sampler[int]):
     """The samples in an order by chance, those of a batch of about one length.
 
     It depends on the seed and the epoch alone, so that a run that was stopped goes on with it.
+    Those that fill no batch are left out, others in every epoch: processes have as much to do.
     """
 
     def __init__(self, sequences: Sequences, batch: int, seed: int) -> None:
@@ -210,23 +233,18 @@ class ByLength(torch.utils.data.Sampler[int]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.lengths) // self.batch * self.batch
 
     def __iter__(self) -> Iterator[int]:
         random = np.random.default_rng([self.seed, self.epoch])
-        order = random.permutation(len(self.lengths))
+        order = random.permutation(len(self.lengths))[: len(self)]
         pools = np.split(order, range(POOL * self.batch, len(order), POOL * self.batch))
         batches = []
         for pool in pools:
             pool = pool[np.argsort(self.lengths[pool], kind="stable")]
             batches += np.split(pool, range(self.batch, len(pool), self.batch))
-        # Batches that are not whole come last, where the epoch ends.
-        whole = [batch for batch in batches if len(batch) == self.batch]
-        rest = [batch for batch in batches if len(batch) < self.batch]
-        for number in random.permutation(len(whole)):
-            yield from whole[number].tolist()
-        for batch in rest:
-            yield from batch.tolist()
+        for number in random.permutation(len(batches)):
+            yield from batches[number].tolist()
 
 
 class _Trainer(Trainer):
@@ -265,11 +283,17 @@ def _arguments(out: Path, settings: Settings, batch: int, on_cpu: bool) -> Train
         seed=settings.seed,
         save_steps=settings.save_every,
         save_total_limit=KEPT,
-        logging_steps=max(1, settings.steps // 100),
+        logging_steps=_log_every(settings),
         remove_unused_columns=False,
         disable_tqdm=True,
         report_to=[],
     )
+
+
+def _log_every(settings: Settings) -> int:
+    """Return a hundredth of the steps or fewer, of which each checkpoint ends one."""
+    most = max(1, settings.steps // 100)
+    return max(n for n in range(1, most + 1) if settings.save_every % n == 0)
 
 
 def _model(settings: Settings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -289,18 +313,21 @@ def _model(settings: Settings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     return model, tokenizer
 
 
-def _with_lora(model: PreTrainedModel, rank: int) -> Any:
+def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
     """Return the model with only low-rank updates of its linear layers to train."""
+    rank = settings.lora
     if not rank:
         return model
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise ValueError("LoRA needs peft: pip install peft") from None
-    settings = LoraConfig(
+    config = LoraConfig(
         r=rank, lora_alpha=LORA_SCALE * rank, target_modules="all-linear", task_type="CAUSAL_LM"
     )
-    return get_peft_model(model, settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        return get_peft_model(model, config)
 
 
 def _about(folder: str | Path, settings: Settings, policy: Policy | None) -> dict[str, Any]:
@@ -319,7 +346,7 @@ def _begin(out: Path, wanted: dict[str, Any], processes: PartialState) -> None:
     if (out / ABOUT).exists():
         held = about(out)
         if held != wanted:
-            other = next(name for name in wanted if held[name] != wanted[name])
+            other = next((n for n in wanted if held[n] != wanted[n]), "version of sharpmax")
             raise ValueError(f"{out} holds a training with other {other}: choose another folder")
     processes.wait_for_everyone()
     if not processes.is_main_process:
@@ -333,15 +360,19 @@ def _begin(out: Path, wanted: dict[str, Any], processes: PartialState) -> None:
         raise ValueError(f"{out} cannot be written: {error}") from None
 
 
-def _last_checkpoint(out: Path) -> str | None:
-    """Return the last checkpoint that is whole: its state is written when all else is there."""
+def _last_checkpoint(out: Path) -> tuple[str | None, int]:
+    """Return the last checkpoint that is whole, and its steps.
+
+    The trainer's state is written when all else is there.
+    """
     whole = []
-    for state in (out / CHECKPOINTS).glob("checkpoint-*/trainer_state.json"):
+    for state in (out / CHECKPOINTS).glob(f"checkpoint-*/{STATE}"):
         try:
             whole.append((int(json.loads(state.read_text())["global_step"]), str(state.parent)))
         except (OSError, ValueError, KeyError):
             continue  # stopped while it was written
-    return max(whole)[1] if whole else None
+    steps, last = max(whole, default=(0, None))
+    return last, steps
 
 
 def _write_losses(path: Path, losses: list[dict[str, Any]]) -> None:
