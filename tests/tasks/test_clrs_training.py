@@ -244,11 +244,14 @@ def test_fine_tuning_a_checkpoint_with_and_without_lora(small_set, tmp_path):
         )
 
 
-def command(small_set, out, *more):
+LONGER = dataclasses.replace(PRESETS["quick"].settings, batch=8, steps=40, save_every=10)
+
+
+def command(small_set, out):
+    """What trains with the same settings in another process."""
     return [
         *("-m", "sharpmax", "clrs", "train", small_set, "--out", out, "--device", "cpu"),
-        *("--decoder", "tiny", "--context", "128", "--batch", "8", "--steps", "40"),
-        *("--save-every", "10", *more),
+        *("--batch", "8", "--steps", "40", "--save-every", "10"),
     ]
 
 
@@ -256,8 +259,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(small_set, tmp_path):
-    run = [sys.executable, *command(small_set, tmp_path / "whole")]
-    subprocess.run(run, check=True, env=ENVIRONMENT, capture_output=True, timeout=300)
+    train(small_set, tmp_path / "whole", LONGER, on_cpu=True)
     killed = subprocess.Popen(
         [sys.executable, *command(small_set, tmp_path / "killed")],
         env=ENVIRONMENT,
@@ -277,25 +279,24 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(small_set, tmp_path
     cut = checkpoints / "checkpoint-39"
     cut.mkdir()
     (cut / "trainer_state.json").write_text('{"global_step": 3')
-    run = [sys.executable, *command(small_set, tmp_path / "killed")]
-    subprocess.run(run, check=True, env=ENVIRONMENT, capture_output=True, timeout=300)
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
-    # So does one that is done.
-    subprocess.run(run, check=True, env=ENVIRONMENT, capture_output=True, timeout=300)
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    for name, weight in one.items():
-        torch.testing.assert_close(other[name], weight)
+    for _ in range(3):  # what is done stays so
+        train(small_set, tmp_path / "killed", LONGER, on_cpu=True)
+        assert losses(tmp_path / "killed") == [
+            (step, pytest.approx(loss, rel=1e-4)) for step, loss in losses(tmp_path / "whole")
+        ]
+        found = load_file(tmp_path / "killed" / "model.safetensors")
+        for name, weight in load_file(tmp_path / "whole" / "model.safetensors").items():
+            torch.testing.assert_close(found[name], weight, atol=1e-4, rtol=1e-3)
 
 
 def test_two_processes_do_what_one_does(small_set, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launch += ["--nproc_per_node", "2"]
-    for start, name in (([sys.executable], "one"), (launch, "two")):
-        run = [*start, *command(small_set, tmp_path / name)]
-        done = subprocess.run(run, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert done.stdout.count("weights") == 1
+    train(small_set, tmp_path / "one", LONGER, on_cpu=True)
+    run = [*launch, *command(small_set, tmp_path / "two")]
+    done = subprocess.run(run, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("weights") == 1
     assert (tmp_path / "two" / "checkpoints" / "checkpoint-40" / "rng_state_1.pth").is_file()
     for (step, loss), (other_step, other_loss) in zip(
         losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True
