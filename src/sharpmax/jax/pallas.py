@@ -8,7 +8,6 @@ are taken without a mask. The last queries see the most keys, so they go first.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from jax import Array, lax
 
 from sharpmax.jax import flash, mosaic
 from sharpmax.jax.flash import Summary
+from sharpmax.jax.mosaic import LN2, NOTHING, SMALLEST
 
 if TYPE_CHECKING:
     from sharpmax.jax.scores import Scores
@@ -29,9 +29,6 @@ QUERIES, KEYS = 128, 64
 WARPS, STAGES = 8, 3
 INTERPRETED = False
 """Whether the kernel runs without a GPU, slowly, to be tested."""
-NOTHING = -1e30
-"""A logit that does not count: finite, for −∞ − (−∞) is no number."""
-LN2, SMALLEST = math.log(2), 1e-37
 
 
 def refusal(scores: Scores, value: Array | None = None, policy: Policy | None = None) -> str | None:
@@ -72,7 +69,7 @@ def summary(scores: Scores) -> Summary:
     blocks = query.shape[1] // QUERIES
     key = _padded(scores.key, _up(keys, KEYS), wide)
     lengths = scores.key_lengths
-    lengths = jnp.full((batch,), keys) if lengths is None else lengths.astype(jnp.int32)
+    lengths = jnp.full((batch,), keys) if lengths is None else lengths
     lengths = jnp.clip(lengths, 0, keys)
     group = heads // key_heads
     a_row = pl.BlockSpec(
