@@ -19,17 +19,12 @@ from sharpmax.hf.sharpen import sharpen
 from sharpmax.tasks.clrs import Recipe, generate, load, samples
 from sharpmax.tasks.clrs.decoder import CONTEXT, decoder
 from sharpmax.tasks.clrs.entropies import entropies
-from sharpmax.tasks.clrs.evaluation import evaluate
+from sharpmax.tasks.clrs.evaluate import evaluate
 from sharpmax.tasks.clrs.presets import PRESETS
-from sharpmax.tasks.clrs.sequences import IGNORED, Collator, Sequences
+from sharpmax.tasks.clrs.sequences import IGNORED, ByLength, Collator, Sequences
+from sharpmax.tasks.clrs.settings import Settings
 from sharpmax.tasks.clrs.tokens import character_tokenizer
-from sharpmax.tasks.clrs.training import (
-    ByLength,
-    Settings,
-    about,
-    train,
-    trained_sizes,
-)
+from sharpmax.tasks.clrs.train import about, train, trained_sizes
 
 TINY = Settings(decoder="tiny", context=128, batch=8, steps=6, save_every=2)
 

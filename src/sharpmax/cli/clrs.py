@@ -132,7 +132,7 @@ def train(
 
         from transformers.utils import logging
 
-        from sharpmax.tasks.clrs.training import train as trained
+        from sharpmax.tasks.clrs.train import train as trained
 
     given = {
         "decoder": decoder,
@@ -210,9 +210,9 @@ def evaluate(
         from sharpmax.hf.table import write_csv
         from sharpmax.tasks.clrs import load
         from sharpmax.tasks.clrs.entropies import Entropy, entropies
-        from sharpmax.tasks.clrs.evaluation import AT_ONCE, Answers
-        from sharpmax.tasks.clrs.evaluation import evaluate as evaluated
-        from sharpmax.tasks.clrs.training import about, trained_sizes
+        from sharpmax.tasks.clrs.evaluate import AT_ONCE, Answers
+        from sharpmax.tasks.clrs.evaluate import evaluate as evaluated
+        from sharpmax.tasks.clrs.train import about, trained_sizes
     try:
         from sharpmax.report.clrs import Tables, write_report
     except ImportError as error:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
-
 from sharpmax.report.rows import Row
+from sharpmax.report.shares import interval
 
 FOUND = "retrieval"
 """What the tasks of a comparison begin with that are not text."""
@@ -62,6 +61,4 @@ class Tables:
 def _pooled(members: Sequence[Row]) -> dict[str, float]:
     count = sum(score["samples"] for score in members)
     value = sum(score["value"] * score["samples"] for score in members) / count
-    interval = stats.binomtest(round(value * count), count).proportion_ci(method="wilson")
-    low, high = float(interval.low), float(interval.high)
-    return {"value": value, "low": low, "high": high, "samples": count}
+    return {"value": value, **interval(round(value * count), count), "samples": count}

@@ -37,7 +37,7 @@ def page(tables: Tables, settings: Mapping[str, object]) -> Page:
 
 def finding(tables: Tables) -> str:
     """Return what was found, in a sentence or two."""
-    within = {row["case"]: row for row in tables.pooled("case", rows=_trained(tables))}
+    within = {row["case"]: row for row in tables.pooled("case", rows=tables.within())}
     beyond = {row["case"]: row for row in tables.pooled("case", rows=tables.beyond())}
     first, *_ = tables.cases
     parts = []
@@ -64,7 +64,7 @@ def finding(tables: Tables) -> str:
 
 def summary_table(tables: Tables) -> Table:
     """Return a row a case: at the sizes trained on, beyond them, and the algorithms won."""
-    within = {row["case"]: row for row in tables.pooled("case", rows=_trained(tables))}
+    within = {row["case"]: row for row in tables.pooled("case", rows=tables.within())}
     beyond = {row["case"]: row for row in tables.pooled("case", rows=tables.beyond())}
     outcomes = tables.outcomes()
     rows = []
@@ -120,10 +120,6 @@ def _all(tables: Tables) -> Section:
     ]
     header = ["algorithm", "case", *(f"size {size}" for size in sizes)]
     return Section("All of them", table=Table("Right answers, seeds pooled", header, rows))
-
-
-def _trained(tables: Tables) -> list[Mapping[str, object]]:
-    return [row for row in tables.answers if row["trained"]]
 
 
 def _cell(row: Mapping[str, float] | None) -> str:

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scipy import stats
-
 from sharpmax.report.rows import Row, mean_by
+from sharpmax.report.shares import interval
 
 Outcome = Literal["won", "tied", "lost"]
 
@@ -50,19 +49,27 @@ class Tables:
             right, asked = groups.get(key, (0, 0))
             groups[key] = right + row["right"], asked + row["asked"]
         return [
-            {**dict(zip(keys, key, strict=True)), "right": right, "asked": asked}
-            | _share(right, asked)
+            {
+                **dict(zip(keys, key, strict=True)),
+                "right": right,
+                "asked": asked,
+                "share": right / asked,
+                **interval(right, asked),
+            }
             for key, (right, asked) in groups.items()
             if asked
         ]
 
+    def within(self) -> list[Row]:
+        """Return the rows of sizes that were trained on."""
+        return [row for row in self.answers if row["trained"]]
+
     def beyond(self) -> list[Row]:
         """Return the rows of sizes above all that were trained on."""
         largest: dict[tuple[str, int, str], int] = {}
-        for row in self.answers:
-            if row["trained"]:
-                key = row["case"], row["seed"], row["algorithm"]
-                largest[key] = max(row["size"], largest.get(key, 0))
+        for row in self.within():
+            key = row["case"], row["seed"], row["algorithm"]
+            largest[key] = max(row["size"], largest.get(key, 0))
         return [
             row
             for row in self.answers
@@ -92,11 +99,6 @@ class Tables:
     def entropy_by_size(self) -> list[dict[str, Any]]:
         """Return the mean entropy over all heads, by case and size."""
         return mean_by(self.entropies, ("case", "size"), "entropy", "share")
-
-
-def _share(right: int, asked: int) -> dict[str, float]:
-    interval = stats.binomtest(right, asked).proportion_ci(method="wilson")
-    return {"share": right / asked, "low": float(interval.low), "high": float(interval.high)}
 
 
 def _outcome(one: Row, other: Row) -> Outcome:

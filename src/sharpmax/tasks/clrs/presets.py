@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sharpmax.tasks.clrs.data import Recipe
 from sharpmax.tasks.clrs.generator import published
-from sharpmax.tasks.clrs.training import Settings
+from sharpmax.tasks.clrs.settings import Settings
 
 LEARNABLE = (
     "activity_selector",

@@ -1,9 +1,12 @@
-"""Samples as sequences of tokens: the question, then the answer, which alone is learned."""
+"""Samples as sequences of tokens: the question, then the answer, which alone is learned.
+
+And batches of them, in which order they come.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,8 @@ AT_ONCE = 4096
 """Samples that are read together."""
 IGNORED = -100
 """The label of a token that nothing is learned from."""
+POOL = 50
+"""Batches whose samples are sorted by length together, so that little is filled up."""
 MULTIPLE = 8
 """Batches are filled up to a multiple of so many tokens."""
 
@@ -105,3 +110,33 @@ class Collator:
             tokens[row, : len(own)] = own
             labels[row, sample["answer"] : len(own)] = own[sample["answer"] :]
         return {"input_ids": tokens, "labels": labels}
+
+
+class ByLength(torch.utils.data.Sampler[int]):
+    """The samples in an order by chance, those of a batch of about one length.
+
+    It depends on the seed and the epoch alone, so that a run that was stopped goes on with it.
+    Those that fill no batch are left out, others in every epoch: processes have as much to do.
+    """
+
+    def __init__(self, sequences: Sequences, batch: int, seed: int) -> None:
+        self.lengths = np.diff(sequences.starts)
+        self.batch, self.seed, self.epoch = batch, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next order be that of an epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths) // self.batch * self.batch
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.default_rng([self.seed, self.epoch])
+        order = random.permutation(len(self.lengths))[: len(self)]
+        pools = np.split(order, range(POOL * self.batch, len(order), POOL * self.batch))
+        batches = []
+        for pool in pools:
+            pool = pool[np.argsort(self.lengths[pool], kind="stable")]
+            batches += np.split(pool, range(self.batch, len(pool), self.batch))
+        for number in random.permutation(len(batches)):
+            yield from batches[number].tolist()

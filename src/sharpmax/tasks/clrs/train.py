@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from transformers import (
@@ -27,8 +26,9 @@ from transformers import (
 from sharpmax.hf.load import load as load_model
 from sharpmax.hf.sharpen import context_of, sharpen
 from sharpmax.tasks.clrs import data
-from sharpmax.tasks.clrs.decoder import DECODERS, decoder
-from sharpmax.tasks.clrs.sequences import Collator, Sequences
+from sharpmax.tasks.clrs.decoder import decoder
+from sharpmax.tasks.clrs.sequences import ByLength, Collator, Sequences
+from sharpmax.tasks.clrs.settings import Settings
 from sharpmax.tasks.clrs.tokens import character_tokenizer
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 ABOUT, SIZES, LOSSES = "training.json", "sizes.json", "loss.csv"
 CHECKPOINTS, STATE = "checkpoints", "trainer_state.json"
-POOL = 50
-"""Batches whose samples are sorted by length together, so that little is filled up."""
 KEPT = 2
 """Checkpoints."""
 WARM_UP, WEIGHT_DECAY = 0.05, 0.1
@@ -46,47 +44,6 @@ LORA_SCALE = 2
 
 Tell = Callable[[int, float | None], None]
 """Told how many steps are done, and the latest loss."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to train, and for how long.
-
-    Attributes:
-        decoder: The size of a decoder to train from scratch.
-        model: Pretrained weights to train further in its place: a folder.
-        lora: The rank of the updates that are trained instead of all weights; 0 for all weights.
-        context: In tokens; longer samples are left out, and counted.
-        batch: Samples in a step, over all processes.
-        accumulation: Parts in which each process works through its share of a batch.
-        steps: Of AdamW; the learning rate warms up and falls along a cosine.
-        learning_rate: At most.
-        seed: Of the weights and of the order of the samples.
-        bf16: Whether to compute in bfloat16 where that is safe.
-        save_every: Steps between checkpoints.
-    """
-
-    decoder: str = "small"
-    model: str | None = None
-    lora: int = 0
-    context: int = 1024
-    batch: int = 64
-    accumulation: int = 1
-    steps: int = 1000
-    learning_rate: float = 1e-3
-    seed: int = 0
-    bf16: bool = False
-    save_every: int = 500
-
-    def __post_init__(self) -> None:
-        if self.decoder not in DECODERS:
-            raise ValueError(f"decoder must be one of {', '.join(DECODERS)}, got {self.decoder!r}")
-        least = {"context": 16, "batch": 1, "accumulation": 1, "steps": 1, "save_every": 1}
-        for name, value in (least | {"lora": 0, "seed": 0}).items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
 
 
 @dataclass(frozen=True)
@@ -215,36 +172,6 @@ def about(folder: str | Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     return found
-
-
-class ByLength(torch.utils.data.Sampler[int]):
-    """The samples in an order by chance, those of a batch of about one length.
-
-    It depends on the seed and the epoch alone, so that a run that was stopped goes on with it.
-    Those that fill no batch are left out, others in every epoch: processes have as much to do.
-    """
-
-    def __init__(self, sequences: Sequences, batch: int, seed: int) -> None:
-        self.lengths = np.diff(sequences.starts)
-        self.batch, self.seed, self.epoch = batch, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next order be that of an epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths) // self.batch * self.batch
-
-    def __iter__(self) -> Iterator[int]:
-        random = np.random.default_rng([self.seed, self.epoch])
-        order = random.permutation(len(self.lengths))[: len(self)]
-        pools = np.split(order, range(POOL * self.batch, len(order), POOL * self.batch))
-        batches = []
-        for pool in pools:
-            pool = pool[np.argsort(self.lengths[pool], kind="stable")]
-            batches += np.split(pool, range(self.batch, len(pool), self.batch))
-        for number in random.permutation(len(batches)):
-            yield from batches[number].tolist()
 
 
 class _Trainer(Trainer):
