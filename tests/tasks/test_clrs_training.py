@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from sharpmax import PAPER, Policy
 from sharpmax.hf import load as load_model
 from sharpmax.hf.sharpen import sharpen
 from sharpmax.tasks.clrs import Recipe, generate, load, samples
+from sharpmax.tasks.clrs import train as training
 from sharpmax.tasks.clrs.decoder import CONTEXT, decoder
 from sharpmax.tasks.clrs.entropies import entropies
 from sharpmax.tasks.clrs.evaluate import evaluate
@@ -90,6 +93,43 @@ def test_batches_hold_samples_of_about_one_length_and_no_sample_twice():
     assert list(order) != first
 
 
+def test_parts_of_a_batch_are_each_of_a_length_of_their_own():
+    lengths = np.random.default_rng(0).integers(10, 500, 1003)
+    sequences = Sequences(np.zeros(0), np.cumsum([0, *lengths]), np.zeros(1003), {}, {})
+    order = list(ByLength(sequences, 16, seed=3, parts=4))
+    assert len({*order}) == len(order) == 1003 // 16 * 16
+    of_parts, of_batches = (
+        np.median([np.ptp(lengths[order[i : i + n]]) for i in range(0, len(order), n)])
+        for n in (4, 16)
+    )
+    assert of_parts < 10 < 100 < of_batches
+
+
+def test_tokens_are_kept_beside_the_data(tokenizer, small_set, tmp_path):
+    folder = tmp_path / "set"
+    shutil.copytree(small_set, folder)
+    for kept in folder.glob("tokens-*"):
+        kept.unlink()
+    first = Sequences.of_folder(folder, tokenizer, 60)
+    (kept,) = folder.glob("tokens-*")
+    assert first.tokens.dtype == np.uint8
+    for name in load_names(folder):
+        (folder / name).unlink()  # they are not read again
+    again = Sequences.of_folder(folder, tokenizer, 60)
+    for name in ("tokens", "starts", "answers"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
+    assert (first.sizes, first.too_long) == (again.sizes, again.too_long)
+    with pytest.raises(ValueError, match=r"cannot be read .*: remove it"):
+        Sequences.of_folder(folder, tokenizer, 61)  # another context, other tokens
+    kept.write_bytes(kept.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"cannot be read .*: remove it"):
+        Sequences.of_folder(folder, tokenizer, 60)
+
+
+def load_names(folder):
+    return json.loads((folder / "clrs.json").read_text())["files"]
+
+
 def test_a_model_learns_what_it_is_shown_and_says_so(small_set, tmp_path):
     settings = dataclasses.replace(TINY, batch=20, steps=150, learning_rate=3e-3, save_every=1000)
     told = []
@@ -106,7 +146,7 @@ def test_a_model_learns_what_it_is_shown_and_says_so(small_set, tmp_path):
     assert policy is None
     assert trained_sizes(tmp_path / "model") == {"bfs": [4], "minimum": [4, 6]}
     table = load(small_set)
-    answers = list(evaluate(model, tokenizer, table, trained={"minimum": [4, 6]}, at_once=7))
+    answers = evaluate(model, tokenizer, table, trained={"minimum": [4, 6]}, at_once=7)
     assert [(a.algorithm, a.size, a.trained) for a in answers] == [
         ("bfs", 4, False),
         ("minimum", 4, True),
@@ -129,8 +169,10 @@ def test_a_model_learns_what_it_is_shown_and_says_so(small_set, tmp_path):
 
 
 def test_results_count_whatever_steps_come_before_them(tokenizer, tmp_path):
+    """A model that reads nothing of an answer as it is, and writes others of its own."""
     generate(Recipe({"minimum": (4,)}, each=8), tmp_path / "set", workers=1)
     model = decoder("tiny", tokenizer)
+    model.lm_head.weight.data.zero_()
     wanted = [row["answer"] for row in load(tmp_path / "set").to_pylist()]
     written = ["0, 0 | " + answer.rsplit(" | ", 1)[1] for answer in wanted]
     longest = max(map(len, written))
@@ -151,7 +193,7 @@ def test_results_count_whatever_steps_come_before_them(tokenizer, tmp_path):
 def test_questions_over_the_context_are_counted_and_not_asked(tokenizer, small_set):
     model = decoder("tiny", tokenizer)
     model.config.max_position_embeddings = 60
-    answers = list(evaluate(model, tokenizer, load(small_set)))
+    answers = evaluate(model, tokenizer, load(small_set))
     assert sum(a.too_long for a in answers) > 0
     for row in answers:
         assert row.asked + row.too_long == 20
@@ -177,6 +219,21 @@ def test_policies_in_training_and_at_inference(small_set, tmp_path):
     assert all(h.case == "sharp" and 0 <= h.share <= 1.0001 for h in heads)
 
 
+def test_bfloat16_is_near_float32_under_a_policy_too(small_set, tmp_path):
+    found = [
+        train(
+            small_set,
+            tmp_path / str(bf16),
+            dataclasses.replace(TINY, bf16=bf16, steps=2),
+            PAPER,
+            on_cpu=True,
+        ).loss
+        for bf16 in (False, True)
+    ]
+    assert found[0] != found[1]
+    assert found[0] == pytest.approx(found[1], rel=0.02)
+
+
 def test_another_training_and_other_bad_values_are_refused(small_set, tmp_path):
     train(small_set, tmp_path / "model", dataclasses.replace(TINY, steps=1), on_cpu=True)
     for settings, policy, other in (
@@ -200,7 +257,8 @@ def test_another_training_and_other_bad_values_are_refused(small_set, tmp_path):
         trained_sizes(tmp_path)
 
 
-def test_parts_of_a_batch_give_the_same_losses(small_set, tmp_path):
+def test_parts_of_a_batch_give_the_same_losses(small_set, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "ByLength", lambda *given: ByLength(*given[:3]))
     whole = train(small_set, tmp_path / "whole", TINY, on_cpu=True)
     parts = train(
         small_set, tmp_path / "parts", dataclasses.replace(TINY, accumulation=4), on_cpu=True

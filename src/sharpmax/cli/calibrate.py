@@ -65,6 +65,10 @@ def calibrate(
         Path | None,
         typer.Option(help='A file of {"prompt": …, "answer": …} a line, to fit to as well.'),
     ] = None,
+    own: Annotated[
+        str | None,
+        typer.Option(help="The share of them among the prompts; 50%. At 100% there are no others."),
+    ] = None,
     template: Annotated[
         list[str] | None,
         typer.Option(help="Of the prompts that are not made up; several may be given."),
@@ -120,6 +124,7 @@ def calibrate(
         "heads": None if heads is None else [count for count in heads if count],
         "steps": steps,
         "entropy": entropy,
+        "own": None if own is None else _share("own", own),
         "templates": template,
         "prompts": prompts,
         "texts": texts,

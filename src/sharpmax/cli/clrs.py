@@ -207,11 +207,12 @@ def evaluate(
     with _needed():
         from dataclasses import asdict
 
-        from sharpmax.hf.table import write_csv
         from sharpmax.tasks.clrs import load
-        from sharpmax.tasks.clrs.entropies import Entropy, entropies
-        from sharpmax.tasks.clrs.evaluate import AT_ONCE, Answers
+        from sharpmax.tasks.clrs.data import about as about_data
+        from sharpmax.tasks.clrs.entropies import entropies
+        from sharpmax.tasks.clrs.evaluate import AT_ONCE
         from sharpmax.tasks.clrs.evaluate import evaluate as evaluated
+        from sharpmax.tasks.clrs.folder import ANSWERS, Folder
         from sharpmax.tasks.clrs.train import about, trained_sizes
     try:
         from sharpmax.report.clrs import Tables, write_report
@@ -234,40 +235,46 @@ def evaluate(
     (case, seed), most = asked.most_common(1)[0]
     if most > 1:
         raise ValueError(f"{most} models are of one case and seed: {case}, seed {seed}")
-    require_place(out / "answers.csv")
+    require_place(out / ANSWERS)
+    results = Folder.open(out, about_data(data))
+    made_of = {
+        (folder, case): {"training": told[folder], "policy": chosen and chosen.to_dict()}
+        for folder in models
+        for case, chosen in cases[folder].items()
+    }
+    missing = {
+        folder: [
+            case
+            for case in cases[folder]
+            if not results.holds(case, seeds[folder], made_of[folder, case])
+        ]
+        for folder in models
+    }
     console = Console()
-    answers: list[Answers] = []
-    heads: list[Entropy] = []
     with progress_bars(console) as bars:
         for folder in models:
+            if not missing[folder]:
+                continue
             loaded = loaded_model(str(folder), device, dtype, console)
-            for case, chosen in cases[folder].items():
+            for case in missing[folder]:
                 bar = bars.add_task(f"{folder.name}: {case}", total=table.num_rows)
-                for row in evaluated(
-                    loaded.model,
-                    loaded.tokenizer,
-                    table,
-                    chosen,
+                asked_of = (loaded.model, loaded.tokenizer, table, cases[folder][case])
+                answers = evaluated(
+                    *asked_of,
                     case=case,
                     seed=seeds[folder],
                     trained=trained[folder],
                     at_once=AT_ONCE if at_once is None else at_once,
                     tell=lambda count, bar=bar: bars.advance(bar, count),  # type: ignore[misc]
-                ):
-                    answers.append(row)
-                    write_csv(out / "answers.csv", Answers, answers)
-                if entropy_samples:
-                    heads += entropies(
-                        loaded.model,
-                        loaded.tokenizer,
-                        table,
-                        chosen,
-                        case=case,
-                        each=entropy_samples,
-                    )
-                    write_csv(out / "entropies.csv", Entropy, heads)
-    first = sorted(answers, key=lambda row: row.case != PLAIN)
-    tables = Tables([asdict(row) for row in first], [asdict(row) for row in heads])
+                )
+                heads = (
+                    entropies(*asked_of, case=case, seed=seeds[folder], each=entropy_samples)
+                    if entropy_samples
+                    else []
+                )
+                results.add(case, seeds[folder], made_of[folder, case], answers, heads)
+    first = sorted(results.answers, key=lambda row: row.case != PLAIN)
+    tables = Tables([asdict(row) for row in first], [asdict(row) for row in results.entropies])
     page = write_report(
         out, tables, {"data": data, "models": ", ".join(folder.name for folder in models)}
     )

@@ -11,6 +11,7 @@ from sharpmax.policy import Policy, require_policy
 from sharpmax.statistics import RowStatistics
 from sharpmax.torch import attention_rows, decode
 from sharpmax.torch.attention_rows import AttentionRows
+from sharpmax.torch.autocast import as_under_autocast
 from sharpmax.torch.choice import choose, in_training
 from sharpmax.torch.row_statistics import IMPLEMENTATIONS, chosen, require_implementation
 from sharpmax.torch.scores import Scores, require_alike
@@ -18,6 +19,7 @@ from sharpmax.torch.tempered import attend, sdpa
 from sharpmax.torch.tempered.chunked import attend_choosing
 
 
+@as_under_autocast
 def attention(
     query: Tensor,
     key: Tensor,
@@ -38,7 +40,8 @@ def attention(
     Takes query, key and value as `torch.nn.functional.scaled_dot_product_attention` does, in
     memory linear in the length, and is differentiable also through the policy. With as many
     keys as queries, `Fixed(1.0)` gives the same result; with more, a causal query here sees the
-    keys up to its own place counted from the end, where PyTorch counts from the start.
+    keys up to its own place counted from the end, where PyTorch counts from the start. Under
+    `torch.autocast` it computes in that dtype, as PyTorch's does.
 
     Args:
         query: Of shape (batch, heads, queries, width).

@@ -81,7 +81,7 @@ class Examples:
         settings: Of the calibration.
         text: To keep the predictions on, or several; English prose if None. The last eighth of each
             is looked at and not fitted to.
-        questions: To fit to as well, as every other prompt, and one in four to look at.
+        questions: To fit to as well, as a share of the prompts, and one in four to look at.
 
     Raises:
         ValueError: If the text is too short, or a question too long.
@@ -116,10 +116,11 @@ class Examples:
                 f"text has {count:,} tokens, and {CHECKED_SHARE * settings.length:,} are the "
                 f"least for windows of {settings.length:,}"
             )
-        for name in (*settings.templates, *settings.checked):
-            self._prompt(
-                TEMPLATES[name], settings.shortest, Random(0)
-            )  # which says if there is no room
+        self._only_own = bool(self._own) and settings.own == 1
+        if not self._only_own:
+            for name in (*settings.templates, *settings.checked):
+                # which says if there is no room
+                self._prompt(TEMPLATES[name], settings.shortest, Random(0))
 
     def batch(self, step: int) -> Batch:
         """Return the sequences of a step, all of about one length."""
@@ -127,9 +128,10 @@ class Examples:
         random = self._random("step", step)
         exponent = random.uniform(math.log(settings.shortest), math.log(settings.length))
         length = settings.length if step % 2 else round(math.exp(exponent))
-        prompts = [self._any_prompt(length, random) for _ in range(settings.prompts)]
-        if own := [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]:
-            prompts[::2] = random.choices(own, k=len(prompts[::2]))
+        own = [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]
+        prompts = random.choices(own, k=round(settings.own * settings.prompts)) if own else []
+        made = settings.prompts - len(prompts)
+        prompts += [self._any_prompt(length, random) for _ in range(made)]
         texts = []
         for _ in range(settings.texts):
             begin = random.randrange(len(self._fitted) - length + 1)
@@ -141,14 +143,16 @@ class Examples:
 
         Questions of the user's own come last.
         """
-        settings = self.settings
+        settings, own = self.settings, self._own[CHECKED_QUESTIONS - 1 :: CHECKED_QUESTIONS]
+        if self._only_own:
+            return own
         lengths = sorted({max(settings.shortest, settings.length // 2), settings.length})
         return [
             self._prompt(TEMPLATES[name], length, self._random("check", length, name, number))
             for length in lengths
             for name in settings.checked
             for number in range(settings.check_prompts)
-        ] + self._own[CHECKED_QUESTIONS - 1 :: CHECKED_QUESTIONS]
+        ] + own
 
     def checked_texts(self) -> list[list[int]]:
         """Return the windows of text to look at."""

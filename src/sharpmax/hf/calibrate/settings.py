@@ -42,6 +42,8 @@ class Settings:
         at_once: Sequences that go through the model together; None for all of a step on a GPU
             and one on a CPU.
         checkpointing: Whether to compute activations twice rather than keep them.
+        own: The share of the prompts that are the user's own questions, where there are any; at 1
+            there are no others, nor any to look at.
         drawn: The share of prompts to fit to whose template is made up at random.
         templates: Of the other prompts.
         checked: Templates to look at.
@@ -68,6 +70,7 @@ class Settings:
     seed: int = 0
     at_once: int | None = None
     checkpointing: bool = False
+    own: float = 0.5
     drawn: float = 0.75
     templates: tuple[str, ...] = tuple(
         name for name in TEMPLATES if name not in (*HELD_OUT, *CHECKED)
@@ -112,8 +115,9 @@ class Settings:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if not 0 <= self.band < 1:
             raise ValueError(f"band must be at least 0 and below 1, got {self.band}")
-        if not 0 <= self.drawn <= 1:
-            raise ValueError(f"drawn must be a share from 0 to 1, got {self.drawn}")
+        for name in ("own", "drawn"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
         if not self.most > 1:
             raise ValueError(f"most must be above 1, got {self.most}")
         for name in (*self.templates, *self.checked):

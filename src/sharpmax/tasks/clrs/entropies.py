@@ -23,6 +23,7 @@ class Entropy:
 
     Attributes:
         case: The model and policy.
+        seed: Of the model's training.
         algorithm: Of the problem.
         size: Of its input.
         layer: From 0.
@@ -32,6 +33,7 @@ class Entropy:
     """
 
     case: str
+    seed: int
     algorithm: str
     size: int
     layer: int
@@ -47,6 +49,7 @@ def entropies(
     policy: Policy | None = None,
     *,
     case: str = "plain",
+    seed: int = 0,
     each: int = 2,
     tell: Callable[[int], None] = lambda _: None,
 ) -> list[Entropy]:
@@ -68,7 +71,9 @@ def entropies(
                 model, tokenizer, [count], text, policy=policy, case=case, rows=count - before
             )
             found += [
-                Entropy(case, algorithm, size, head.layer, head.head, head.entropy, head.share)
+                Entropy(
+                    case, seed, algorithm, size, head.layer, head.head, head.entropy, head.share
+                )
                 for head in looked.heads
             ]
     return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import context_of, sharpen
 from sharpmax.hf.table import share_of
 from sharpmax.tasks.clrs.sequences import answer_tokens
@@ -69,10 +70,13 @@ def evaluate(
     trained: Mapping[str, Sequence[int]] | None = None,
     at_once: int = AT_ONCE,
     tell: Callable[[int], None] = lambda _: None,
-) -> Iterator[Answers]:
-    """Yield how many questions of every algorithm and size a model answers rightly.
+) -> list[Answers]:
+    """Return how many questions of every algorithm and size a model answers rightly.
 
-    It writes its answers greedily, many side by side, each key and value computed once.
+    It writes its answers greedily, many side by side, each key and value computed once. What a
+    model writes greedily is what it finds likeliest, token by token, while it reads: so the right
+    answers are read first, all their tokens at once, and only where the model would have gone
+    astray it writes on from there, to see whether it comes to the right result all the same.
 
     Args:
         model: To ask.
@@ -85,72 +89,128 @@ def evaluate(
         at_once: Questions that are answered together.
         tell: Told again and again how many samples are done with.
     """
-    rows = table.to_pylist()
+    samples = table.to_pylist()
     with sharpen(model, policy) if policy is not None else nullcontext():
-        for algorithm, size in dict.fromkeys((row["algorithm"], row["size"]) for row in rows):
-            group = [row for row in rows if (row["algorithm"], row["size"]) == (algorithm, size)]
-            right, whole, asked = _answered(model, tokenizer, group, at_once)
-            value, low, high = share_of(right, asked) if asked else (0.0, 0.0, 1.0)
-            yield Answers(
+        outcomes = _outcomes(model, tokenizer, samples, at_once, tell)
+    groups: dict[tuple[str, int], list[_Outcome | None]] = {}
+    for sample, outcome in zip(samples, outcomes, strict=True):
+        groups.setdefault((sample["algorithm"], sample["size"]), []).append(outcome)
+    found = []
+    for (algorithm, size), group in groups.items():
+        asked = [outcome for outcome in group if outcome is not None]
+        right = sum(outcome.right for outcome in asked)
+        value, low, high = share_of(right, len(asked)) if asked else (0.0, 0.0, 1.0)
+        found.append(
+            Answers(
                 case=case,
                 seed=seed,
                 algorithm=algorithm,
                 size=size,
                 trained=size in (trained or {}).get(algorithm, ()),
                 right=right,
-                asked=asked,
+                asked=len(asked),
                 share=value,
                 low=low,
                 high=high,
-                whole=whole,
-                too_long=len(group) - asked,
+                whole=sum(outcome.whole for outcome in asked),
+                too_long=len(group) - len(asked),
             )
-            tell(len(group))
+        )
+    return found
+
+
+class _Outcome(NamedTuple):
+    right: bool
+    whole: bool
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A question and its right answer in tokens, of which the model is known to write so many."""
+
+    number: int
+    asked: list[int]
+    wanted: list[int]
+    sure: int = 0
+
+    @property
+    def begun(self) -> list[int]:
+        return [*self.asked, *self.wanted[: self.sure]]
+
+    @property
+    def left(self) -> int:
+        return len(self.wanted) - self.sure
 
 
 @torch.no_grad()
-def _answered(
+def _outcomes(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     samples: Sequence[Mapping[str, Any]],
     at_once: int,
-) -> tuple[int, int, int]:
-    """Return how many results are right, how many answers are with their steps, of how many."""
-    questions = tokenizer([s["question"] for s in samples], verbose=False)["input_ids"]
-    answers = answer_tokens(tokenizer, [s["answer"] for s in samples])
+    tell: Callable[[int], None],
+) -> list[_Outcome | None]:
+    """Return of every sample whether its answer is right; None where it is over the context."""
+    questions = tokenizer([sample["question"] for sample in samples], verbose=False)["input_ids"]
+    answers = answer_tokens(tokenizer, [sample["answer"] for sample in samples])
     context = context_of(model)
-    fitting = sorted(
-        (len(question), len(answer), i)
-        for i, (question, answer) in enumerate(zip(questions, answers, strict=True))
-        if len(question) + len(answer) + 1 <= context
-    )
-    right = whole = 0
-    for start in range(0, len(fitting), at_once):
-        part = [i for _, _, i in fitting[start : start + at_once]]
-        most = max(len(answers[i]) for i in part) + 1
-        room = context - max(len(questions[i]) for i in part)
-        written = _written(model, tokenizer, [questions[i] for i in part], int(min(most, room)))
-        for i, text in zip(part, written, strict=True):
-            wanted = samples[i]["answer"].strip()
-            right += text.strip().rsplit(RESULT, 1)[-1] == wanted.rsplit(RESULT, 1)[-1]
-            whole += text.strip() == wanted
-    return right, whole, len(fitting)
+    outcomes: list[_Outcome | None] = [None] * len(samples)
+    fitting = [
+        _Question(number, asked, [*answer, tokenizer.eos_token_id])
+        for number, (asked, answer) in enumerate(zip(questions, answers, strict=True))
+        if len(asked) + len(answer) + 1 <= context
+    ]
+    tell(len(samples) - len(fitting))
+    reader, astray = Reader(model), []
+    fitting.sort(key=lambda question: len(question.asked) + len(question.wanted))
+    for part in _parts(fitting, at_once):
+        for question in _read(reader, part):
+            if question.left:
+                astray.append(question)
+            else:
+                outcomes[question.number] = _Outcome(right=True, whole=True)
+                tell(1)
+    astray.sort(key=lambda question: (question.left, len(question.begun)))
+    for part in _parts(astray, at_once):
+        room = context - max(len(question.begun) for question in part)
+        most = int(min(max(question.left for question in part), room))
+        for question, text in zip(part, _written(model, tokenizer, part, most), strict=True):
+            wanted = samples[question.number]["answer"].strip()
+            result = text.rsplit(RESULT, 1)[-1] == wanted.rsplit(RESULT, 1)[-1]
+            outcomes[question.number] = _Outcome(right=result, whole=text == wanted)
+        tell(len(part))
+    return outcomes
+
+
+def _parts(questions: Sequence[_Question], count: int) -> Iterator[Sequence[_Question]]:
+    for start in range(0, len(questions), count):
+        yield questions[start : start + count]
+
+
+def _read(reader: Reader, questions: Sequence[_Question]) -> Iterator[_Question]:
+    """Yield the questions with as much of their answers as the model would write by itself."""
+    states = reader.states([[*question.asked, *question.wanted[:-1]] for question in questions])
+    for question, state in zip(questions, states, strict=True):
+        first = len(question.asked) - 1
+        likeliest = reader.logits(state[first : first + len(question.wanted)]).argmax(-1)
+        wrong = likeliest.cpu() != torch.tensor(question.wanted)
+        yield replace(question, sure=int(torch.cat([wrong, wrong.new_ones(1)]).int().argmax()))
 
 
 def _written(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[list[int]],
+    questions: Sequence[_Question],
     most: int,
 ) -> list[str]:
-    """Return what the model writes after each question, up to so many tokens."""
-    longest = max(map(len, questions))
+    """Return the answers that the model gives, with up to so many tokens of its own."""
+    longest = max(len(question.begun) for question in questions)
     filling = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     tokens = torch.full((len(questions), longest), filling)
     mask = torch.zeros((len(questions), longest), dtype=torch.long)
     for row, question in enumerate(questions):
-        tokens[row, longest - len(question) :] = torch.tensor(question)
-        mask[row, longest - len(question) :] = 1
+        tokens[row, longest - len(question.begun) :] = torch.tensor(question.begun)
+        mask[row, longest - len(question.begun) :] = 1
     out: Any = model.generate(  # type: ignore[operator]
         tokens.to(model.device),
         attention_mask=mask.to(model.device),
@@ -159,5 +219,9 @@ def _written(
         pad_token_id=filling,
         eos_token_id=tokenizer.eos_token_id,
     )
-    texts: list[str] = tokenizer.batch_decode(out[:, longest:], skip_special_tokens=True)
-    return texts
+    whole = [
+        [*question.wanted[: question.sure], *written]
+        for question, written in zip(questions, out[:, longest:].tolist(), strict=True)
+    ]
+    texts: list[str] = tokenizer.batch_decode(whole, skip_special_tokens=True)
+    return [text.strip() for text in texts]

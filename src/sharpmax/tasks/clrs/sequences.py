@@ -5,14 +5,23 @@ And batches of them, in which order they come.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 from torch import Tensor
+
+from sharpmax.tasks.clrs import data
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,17 +50,37 @@ class Sequences(torch.utils.data.Dataset[dict[str, Any]]):
         too_long: By algorithm, how many samples were left out for being over the context.
     """
 
-    tokens: NDArray[np.int32]
+    tokens: NDArray[np.integer[Any]]
     starts: NDArray[np.int64]
     answers: NDArray[np.int64]
     sizes: Mapping[str, Sequence[int]]
     too_long: Mapping[str, int]
 
     @classmethod
+    def of_folder(
+        cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase, context: int
+    ) -> Sequences:
+        """Return the samples of a data set that fit into the context.
+
+        Reading millions of samples takes minutes, so the tokens are kept beside the data for the
+        next training.
+        """
+        kept = _place(Path(folder), tokenizer, context)
+        if kept is not None and kept.exists():
+            with suppress(OSError, SafetensorError):  # or it is made anew
+                return cls._read(kept)
+        found = cls.of(data.load(folder), tokenizer, context)
+        if kept is not None:
+            with suppress(OSError):  # the data may lie where nothing can be written
+                found._keep(kept)
+        return found
+
+    @classmethod
     def of(cls, table: pa.Table, tokenizer: PreTrainedTokenizerBase, context: int) -> Sequences:
         """Return the samples of a table that fit into the context; the others are counted."""
         end = [tokenizer.eos_token_id]
-        rows: list[NDArray[np.int32]] = []
+        kind = np.min_scalar_type(len(tokenizer))
+        rows: list[NDArray[np.integer[Any]]] = []
         questions: list[int] = []
         sizes: dict[str, set[int]] = {}
         too_long: Counter[str] = Counter()
@@ -64,14 +93,26 @@ class Sequences(torch.utils.data.Dataset[dict[str, Any]]):
                 if len(question) + len(answer) + 1 > context:
                     too_long[algorithm] += 1
                     continue
-                rows.append(np.array([*question, *answer, *end], np.int32))
+                rows.append(np.array([*question, *answer, *end], kind))
                 questions.append(len(question))
                 sizes.setdefault(algorithm, set()).add(size)
         starts = np.cumsum([0, *map(len, rows)])
-        tokens = np.concatenate(rows) if rows else np.zeros(0, np.int32)
+        tokens = np.concatenate(rows) if rows else np.zeros(0, kind)
         answers = starts[:-1] + np.array(questions, np.int64)
         fitting = {algorithm: sorted(some) for algorithm, some in sizes.items()}
         return cls(tokens, starts, answers, fitting, dict(too_long))
+
+    @classmethod
+    def _read(cls, path: Path) -> Sequences:
+        with safe_open(path, "numpy") as held:
+            arrays = [held.get_tensor(name) for name in ("tokens", "starts", "answers")]
+            return cls(*arrays, *json.loads(held.metadata()["counted"]))
+
+    def _keep(self, path: Path) -> None:
+        fresh = path.with_name(f"{path.stem}-{os.getpid()}.new")
+        arrays = {"tokens": self.tokens, "starts": self.starts, "answers": self.answers}
+        save_file(arrays, fresh, {"counted": json.dumps([self.sizes, self.too_long])})
+        os.replace(fresh, path)
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -80,6 +121,15 @@ class Sequences(torch.utils.data.Dataset[dict[str, Any]]):
         start, end = self.starts[number], self.starts[number + 1]
         tokens = self.tokens[start:end]
         return {"input_ids": tokens, "answer": int(self.answers[number] - start)}
+
+
+def _place(folder: Path, tokenizer: PreTrainedTokenizerBase, context: int) -> Path | None:
+    """Return where the tokens of a data set are kept: by all that they depend on."""
+    reader = getattr(tokenizer, "backend_tokenizer", None)
+    if reader is None:  # nothing tells such tokenizers apart
+        return None
+    told = [data.about(folder), reader.to_str(), tokenizer.eos_token_id, context]
+    return folder / f"tokens-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}.safetensors"
 
 
 def answer_tokens(tokenizer: PreTrainedTokenizerBase, answers: Sequence[str]) -> list[list[int]]:
@@ -113,15 +163,21 @@ class Collator:
 
 
 class ByLength(torch.utils.data.Sampler[int]):
-    """The samples in an order by chance, those of a batch of about one length.
+    """The samples in an order by chance, those that are read together of about one length.
 
     It depends on the seed and the epoch alone, so that a run that was stopped goes on with it.
     Those that fill no batch are left out, others in every epoch: processes have as much to do.
+
+    Args:
+        sequences: To order.
+        batch: Samples in a step.
+        seed: Of the order.
+        parts: In which a batch is read; each is of a length of its own.
     """
 
-    def __init__(self, sequences: Sequences, batch: int, seed: int) -> None:
+    def __init__(self, sequences: Sequences, batch: int, seed: int, parts: int = 1) -> None:
         self.lengths = np.diff(sequences.starts)
-        self.batch, self.seed, self.epoch = batch, seed, 0
+        self.batch, self.part, self.seed, self.epoch = batch, batch // parts, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next order be that of an epoch."""
@@ -134,9 +190,9 @@ class ByLength(torch.utils.data.Sampler[int]):
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(len(self.lengths))[: len(self)]
         pools = np.split(order, range(POOL * self.batch, len(order), POOL * self.batch))
-        batches = []
+        parts = []
         for pool in pools:
             pool = pool[np.argsort(self.lengths[pool], kind="stable")]
-            batches += np.split(pool, range(self.batch, len(pool), self.batch))
-        for number in random.permutation(len(batches)):
-            yield from batches[number].tolist()
+            parts += np.split(pool, range(self.part, len(pool), self.part))
+        for number in random.permutation(len(parts)):
+            yield from parts[number].tolist()

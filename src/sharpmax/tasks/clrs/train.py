@@ -88,7 +88,7 @@ def train(
     Raises:
         ValueError: If the data or the model cannot be used, or the folder holds another training.
     """
-    table, out = data.load(folder), Path(out)
+    out = Path(out)
     if settings.model is not None and Path(settings.model).resolve() == out.resolve():
         raise ValueError(f"{out} holds the weights to begin with: choose another folder")
     processes = PartialState(cpu=on_cpu)
@@ -104,7 +104,8 @@ def train(
         )
     _begin(out, _about(folder, settings, policy), processes)
     model, tokenizer = _model(settings)
-    sequences = Sequences.of(table, tokenizer, settings.context)
+    with processes.main_process_first():  # the others then find the tokens
+        sequences = Sequences.of_folder(folder, tokenizer, settings.context)
     if len(sequences) < settings.batch:
         raise ValueError(
             f"batch must be at most the samples that fit into a context of {settings.context} "
@@ -178,8 +179,9 @@ class _Trainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> ByLength:
         sequences: Any = self.train_dataset if train_dataset is None else train_dataset
         args = self.args
-        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        return ByLength(sequences, batch, args.seed)
+        parts = args.gradient_accumulation_steps
+        batch = args.train_batch_size * parts * args.world_size
+        return ByLength(sequences, batch, args.seed, parts)
 
 
 class _Told(TrainerCallback):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from sharpmax.torch.autocast import as_under_autocast
 from sharpmax.torch.row_statistics import chunked, flash, hopper, reference, triton
 from sharpmax.torch.scores import Scores
 
@@ -41,6 +42,7 @@ FASTEST_FIRST = {"cuda": ("hopper", "triton", "flash", "chunked")}
 """By device; elsewhere flash and chunked. The last takes every call."""
 
 
+@as_under_autocast
 def row_statistics(
     query: Tensor,
     key: Tensor,

@@ -1,0 +1,123 @@
+"""The folder of an evaluation: what was answered stays, and other models are put beside it.
+
+`evaluation.json` tells which data was asked for and what every case is made of; `answers.csv` and
+`entropies.csv` hold the results of the cases that it names.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sharpmax.hf.table import write_csv
+from sharpmax.tasks.clrs.entropies import Entropy
+from sharpmax.tasks.clrs.evaluate import Answers
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Kind = TypeVar("Kind", bound=DataclassInstance)
+
+ABOUT, ANSWERS, ENTROPIES = "evaluation.json", "answers.csv", "entropies.csv"
+READ: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "bool": "True".__eq__}
+
+
+@dataclass
+class Folder:
+    """The results of an evaluation.
+
+    Attributes:
+        place: Of the files.
+        data: What the data set was made of.
+        cases: What each case is made of, by its name and the seed of its model.
+        answers: Of all cases.
+        entropies: Of all cases of which they were measured.
+    """
+
+    place: Path
+    data: dict[str, Any]
+    cases: dict[str, Any] = field(default_factory=dict)
+    answers: list[Answers] = field(default_factory=list)
+    entropies: list[Entropy] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, place: Path, data: dict[str, Any]) -> Folder:
+        """Return the results that are there already.
+
+        Raises:
+            ValueError: If they are answers to other questions, or cannot be read.
+        """
+        if not (place / ABOUT).exists():
+            return cls(place, data)
+        try:
+            held = json.loads((place / ABOUT).read_text(encoding="utf-8"))
+            cases, asked = dict(held["cases"]), held["data"]
+            answers = _read(place / ANSWERS, Answers)
+            entropies = _read(place / ENTROPIES, Entropy)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{place} cannot be read ({error}): choose another folder") from None
+        if asked != data:
+            raise ValueError(f"{place} holds answers to other questions: choose another folder")
+        return cls(
+            place,
+            data,
+            cases,
+            [row for row in answers if _key(row.case, row.seed) in cases],
+            [row for row in entropies if _key(row.case, row.seed) in cases],
+        )
+
+    def holds(self, case: str, seed: int, made_of: dict[str, Any]) -> bool:
+        """Tell whether a case is there.
+
+        Raises:
+            ValueError: If another one is, under the same name and seed.
+        """
+        held = self.cases.get(_key(case, seed))
+        if held is not None and held != made_of:
+            raise ValueError(
+                f"{self.place} holds answers of another model that is called {case}, seed {seed}: "
+                "choose another folder"
+            )
+        return held is not None
+
+    def add(
+        self,
+        case: str,
+        seed: int,
+        made_of: dict[str, Any],
+        answers: Sequence[Answers],
+        entropies: Sequence[Entropy],
+    ) -> None:
+        """Keep the results of a case."""
+        self.answers += answers
+        self.entropies += entropies
+        self.cases[_key(case, seed)] = made_of
+        self.place.mkdir(parents=True, exist_ok=True)
+        for name, kind, rows in (
+            (ANSWERS, Answers, self.answers),
+            (ENTROPIES, Entropy, self.entropies),
+        ):
+            write_csv(self.place / f"{name}.new", kind, rows)
+            os.replace(self.place / f"{name}.new", self.place / name)
+        # Last, so that it names no case whose rows are not there.
+        told = json.dumps({"data": self.data, "cases": self.cases}, indent=1)
+        (self.place / f"{ABOUT}.new").write_text(told, encoding="utf-8")
+        os.replace(self.place / f"{ABOUT}.new", self.place / ABOUT)
+
+
+def _key(case: str, seed: int) -> str:
+    return f"{case}, seed {seed}"
+
+
+def _read(path: Path, kind: type[Kind]) -> list[Kind]:
+    types = {item.name: READ[str(item.type)] for item in fields(kind)}
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            kind(**{name: types[name](value) for name, value in row.items()})
+            for row in csv.DictReader(file)
+        ]
