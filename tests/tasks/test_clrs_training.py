@@ -234,6 +234,24 @@ def test_bfloat16_is_near_float32_under_a_policy_too(small_set, tmp_path):
     assert found[0] == pytest.approx(found[1], rel=0.02)
 
 
+@pytest.mark.parametrize("policy", [None, PAPER])
+def test_a_compiled_model_learns_the_same(small_set, tmp_path, monkeypatch, policy):
+    monkeypatch.setattr(training, "COMPILER", "aot_eager")  # which needs no C compiler
+    found = [
+        train(
+            small_set,
+            tmp_path / str(compiled),
+            dataclasses.replace(TINY, compile=compiled, steps=3),
+            policy,
+            on_cpu=True,
+        ).loss
+        for compiled in (False, True)
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    names = [load_file(tmp_path / which / "model.safetensors").keys() for which in ("False", "True")]
+    assert names[0] == names[1]
+
+
 def test_another_training_and_other_bad_values_are_refused(small_set, tmp_path):
     train(small_set, tmp_path / "model", dataclasses.replace(TINY, steps=1), on_cpu=True)
     for settings, policy, other in (

@@ -123,6 +123,9 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="At most.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights and order; 0.")] = None,
     bf16: Annotated[bool | None, typer.Option(help="Compute in bfloat16.")] = None,
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Let torch compile the layers.")
+    ] = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
 ) -> None:
@@ -145,6 +148,7 @@ def train(
         "learning_rate": learning_rate,
         "seed": seed,
         "bf16": bf16,
+        "compile": compiled,
         "save_every": save_every,
     }
     settings = replace(

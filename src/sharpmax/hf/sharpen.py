@@ -177,7 +177,14 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
             out = request.answered(chosen)
         return out.transpose(1, 2).contiguous(), weights
 
-    return sharpened
+    # In training torch compiles what is around attention: its own passes go by the length, and
+    # would be compiled anew for every one.
+    uncompiled = torch.compiler.disable(sharpened)
+
+    def answered(module: torch.nn.Module, *given: Any, **asked: Any) -> Any:
+        return (uncompiled if module.training else sharpened)(module, *given, **asked)
+
+    return answered
 
 
 def watched_by(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sharpmax.tasks.clrs.data import Recipe
 from sharpmax.tasks.clrs.generator import published
 from sharpmax.tasks.clrs.settings import Settings
 
-LEARNABLE = (
-    "activity_selector",
+LISTS = (
     "binary_search",
     "bubble_sort",
     "find_maximum_subarray_kadane",
@@ -23,7 +22,9 @@ LEARNABLE = (
     "quicksort",
     "task_scheduling",
 )
-"""Algorithms whose results, without their steps, are short enough to be learned in minutes."""
+"""Algorithms on lists whose results, without their steps, are learned in minutes."""
+GRAPHS = ("bfs", "dfs", "topological_sort")
+"""The same on graphs: their inputs are longer, so they are trained on smaller ones."""
 TEST_SEEDS = (3, 14, 35, 81, 94)
 """The published ones of validation."""
 
@@ -33,17 +34,15 @@ class Preset:
     """An experiment.
 
     Attributes:
-        algorithms: To train on.
-        train: Sizes.
-        test: Sizes, some of them never trained on.
+        train: Sizes, by algorithm.
+        test: Sizes of all of these, some of them never trained on.
         each: Samples of an algorithm and size to train on.
         each_test: Samples of an algorithm, size and seed to ask for.
         test_seeds: Of the latter.
         settings: Of the training.
     """
 
-    algorithms: Sequence[str]
-    train: Sequence[int]
+    train: Mapping[str, tuple[int, ...]]
     test: Sequence[int]
     each: int
     each_test: int
@@ -54,16 +53,14 @@ class Preset:
         """Return what to make for "train" or "val", without the algorithms' steps."""
         published(split)  # which says if there is no such split
         if split == "train":
-            sizes = dict.fromkeys(self.algorithms, tuple(self.train))
-            return Recipe(sizes, (0,), self.each, trace=False)
-        sizes = dict.fromkeys(self.algorithms, tuple(self.test))
+            return Recipe(self.train, (0,), self.each, trace=False)
+        sizes = dict.fromkeys(self.train, tuple(self.test))
         return Recipe(sizes, tuple(self.test_seeds), self.each_test, trace=False)
 
 
 PRESETS = {
     "quick": Preset(
-        algorithms=("insertion_sort", "quicksort"),
-        train=(2, 3, 4, 5),
+        train=dict.fromkeys(("insertion_sort", "quicksort"), (2, 3, 4, 5)),
         test=(3, 4, 5, 6, 8, 10),
         each=2000,
         each_test=100,
@@ -73,19 +70,19 @@ PRESETS = {
         ),
     ),
     "gpu": Preset(
-        algorithms=LEARNABLE,
-        train=(4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16),
-        test=(4, 8, 12, 16, 20, 24, 32, 48, 64),
+        train=dict.fromkeys(LISTS, (4, 5, 6, 7, 8)) | dict.fromkeys(GRAPHS, (4, 5, 6)),
+        test=(4, 5, 6, 7, 8, 9, 10, 12, 16),
         each=10_000,
-        each_test=25,
+        each_test=20,
         test_seeds=TEST_SEEDS,
         settings=Settings(
             decoder="medium",
             context=512,
-            batch=512,
-            steps=6000,
+            batch=128,
+            steps=8000,
             learning_rate=1e-3,
             bf16=True,
+            compile=True,
             save_every=1000,
         ),
     ),

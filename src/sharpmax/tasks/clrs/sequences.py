@@ -32,8 +32,10 @@ AT_ONCE = 4096
 """Samples that are read together."""
 IGNORED = -100
 """The label of a token that nothing is learned from."""
-POOL = 50
-"""Batches whose samples are sorted by length together, so that little is filled up."""
+POOL = 4
+"""Batches whose samples are sorted by length together, so that little is filled up.
+
+With many, a batch would hold one or two algorithms, and three times the steps are needed."""
 MULTIPLE = 8
 """Batches are filled up to a multiple of so many tokens."""
 

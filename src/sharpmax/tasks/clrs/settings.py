@@ -22,6 +22,7 @@ class Settings:
         learning_rate: At most.
         seed: Of the weights and of the order of the samples.
         bf16: Whether to compute in bfloat16 where that is safe.
+        compile: Whether to let torch compile the layers.
         save_every: Steps between checkpoints.
     """
 
@@ -35,6 +36,7 @@ class Settings:
     learning_rate: float = 1e-3
     seed: int = 0
     bf16: bool = False
+    compile: bool = False
     save_every: int = 500
 
     def __post_init__(self) -> None:

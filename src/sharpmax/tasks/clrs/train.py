@@ -22,6 +22,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpmax.hf.load import load as load_model
 from sharpmax.hf.sharpen import context_of, sharpen
@@ -39,6 +40,8 @@ CHECKPOINTS, STATE = "checkpoints", "trainer_state.json"
 KEPT = 2
 """Checkpoints."""
 WARM_UP, WEIGHT_DECAY = 0.05, 0.1
+COMPILER = "inductor"
+"""That torch compiles a model with."""
 LORA_SCALE = 2
 """LoRA's alpha over its rank."""
 
@@ -114,6 +117,8 @@ def train(
     weights = sum(weight.numel() for weight in model.parameters())
     with sharpen(model, policy) if policy is not None else nullcontext():
         trained = _with_lora(model, settings)
+        if settings.compile:
+            _compile(trained)
         trainer = _Trainer(
             model=trained,
             args=_arguments(out, settings, share // settings.accumulation, on_cpu),
@@ -257,6 +262,13 @@ def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         return get_peft_model(model, config)
+
+
+def _compile(model: torch.nn.Module) -> None:
+    """Let torch compile the layers: they are alike, so it does that once, and for all lengths."""
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.compile(backend=COMPILER, dynamic=True)
 
 
 def _about(folder: str | Path, settings: Settings, policy: Policy | None) -> dict[str, Any]:
