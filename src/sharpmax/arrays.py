@@ -34,6 +34,11 @@ def is_numpy(value: object) -> bool:
     return not is_torch(value) and bool(array_api_compat.is_numpy_array(value))
 
 
+def is_jax(value: object) -> bool:
+    """Tell whether `value` is a JAX array, or one that stands for it while JAX traces."""
+    return not is_torch(value) and bool(array_api_compat.is_jax_array(value))
+
+
 def is_array(value: object) -> bool:
     """Tell whether `value` is an array of a framework that the core can work with."""
     return is_torch(value) or bool(array_api_compat.is_array_api_obj(value))
@@ -103,7 +108,7 @@ def constant(array: Array) -> Array:
     """Return `array` as a constant that no gradient flows through."""
     if is_torch(array):
         return array.detach()
-    if array_api_compat.is_jax_array(array):
+    if is_jax(array):
         from jax.lax import stop_gradient
 
         return stop_gradient(array)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sharpmax.arrays import (
     Array,
@@ -19,6 +19,7 @@ from sharpmax.arrays import (
     concat_blocks,
     constant,
     hold_ceiling,
+    is_jax,
     move_axis,
     namespace,
     require_floating,
@@ -38,10 +39,11 @@ BLOCK_ELEMENTS = 2**18
 
 @dataclass(frozen=True)
 class LogitRows:
-    """Rows of logits, laid flat; each statistic is computed when it is asked for.
+    """Rows of logits; each statistic is computed when it is asked for.
 
     Attributes:
-        logits: All rows, of shape (rows, length), in the caller's dtype.
+        logits: All rows, in the caller's dtype: of shape (rows, length), but JAX's, any of whose
+            axes may be sharded, are not laid flat.
         where: Which logits are visible, of the same shape; None where all are.
         shape: The shape of an array with one entry a row.
         axis: The axis of the caller's array that the rows run along.
@@ -67,7 +69,7 @@ class LogitRows:
         xp = namespace(logits)
         rows = move_axis(logits, axis, -1)
         shape = tuple(rows.shape[:-1])
-        flat = (math.prod(shape), rows.shape[-1])
+        flat = tuple(rows.shape) if is_jax(logits) else (math.prod(shape), rows.shape[-1])
         if where is not None:
             where = require_mask(where, "where", logits)
             where = xp.reshape(move_axis(where, axis, -1), flat)
@@ -125,19 +127,26 @@ class LogitRows:
     def _blocks(self, beta: Array | float = 1.0) -> Iterator[tuple[Array, Array | float]]:
         """Yield blocks of rows, masked logits at −inf, each with its rows' β as a column."""
         xp = namespace(self.logits)
-        rows, length = self.logits.shape
+        *lead, length = self.logits.shape
+        rows = math.prod(lead)
         size = max(1, BLOCK_ELEMENTS // length if runs_eagerly_on_cpu(self.logits) else rows)
         beta = at_least(SMALLEST_BETA, beta)
         if not isinstance(beta, int | float):
-            beta = xp.reshape(xp.broadcast_to(beta, self.shape), (rows, 1))
-        ceiling = None if size >= rows else hold_ceiling(self.logits[:size])
-        for start in range(0, max(1, rows), size):
+            beta = xp.reshape(xp.broadcast_to(beta, self.shape), (*lead, 1))
+        if size >= rows:
+            yield self._visible(...), beta
+            return
+        ceiling = hold_ceiling(self.logits[:size])
+        for start in range(0, rows, size):
             block = slice(start, start + size)
-            logits = self.logits[block]
-            if self.where is not None:
-                logits = xp.where(self.where[block], logits, -math.inf)
-            yield logits, beta if isinstance(beta, int | float) else beta[block]
+            yield self._visible(block), beta if isinstance(beta, int | float) else beta[block]
         del ceiling
+
+    def _visible(self, block: Any) -> Array:
+        """Return the logits of some rows, those that are masked at −inf."""
+        xp = namespace(self.logits)
+        logits = self.logits[block]
+        return logits if self.where is None else xp.where(self.where[block], logits, -math.inf)
 
     def _per_row(self, blocks: Iterable[Array]) -> Array:
         """Join the blocks of a column with one entry a row, in the caller's shape."""
