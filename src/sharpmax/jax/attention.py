@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from sharpmax.jax import sharded
-from sharpmax.jax.row_statistics import implementation_of
+from sharpmax.jax.row_statistics import implementation_of, require_chunked
 from sharpmax.jax.scores import Scores, require_like
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
@@ -90,9 +90,6 @@ def attention(
         chosen = implementation_of(implementation, scores, value, policy)
         out, statistics = chosen.attend(scores, value, policy)
     else:
-        if implementation not in (None, "chunked"):
-            raise ValueError(
-                f"implementation must be chunked where keys are sharded, got {implementation!r}"
-            )
+        require_chunked(implementation)
         out, statistics = sharded.attend(scores, value, policy, axis_name)
     return (out, statistics) if return_statistics else out

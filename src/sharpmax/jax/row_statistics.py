@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sharpmax.jax import chunked, cudnn, pallas, reference
+from sharpmax.jax import chunked, cudnn, pallas, reference, sharded
 from sharpmax.jax.scores import Scores
 
 if TYPE_CHECKING:
@@ -33,10 +33,11 @@ def row_statistics(
     key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: str | None = None,
+    axis_name: str | None = None,
 ) -> RowStatistics:
     """Return the statistics of every row of attention logits, in memory linear in the length.
 
-    Arguments are those of `sharpmax.jax.attention`. The statistics have shape (batch, heads,
+    Arguments are those of `sharpmax.jax.attention` that make the logits. The statistics have shape (batch, heads,
     queries), in float32 (float64 for float64 queries), and are differentiable, but that through
     "cudnn" and "pallas" no gradient comes from `max`.
     """
@@ -51,6 +52,9 @@ def row_statistics(
         key_value_seq_lengths=key_value_seq_lengths,
         local_window_size=local_window_size,
     )
+    if axis_name is not None:
+        require_chunked(implementation)
+        return sharded.row_statistics(scores, axis_name)
     found: RowStatistics = implementation_of(implementation, scores).row_statistics(scores)
     return found
 
@@ -78,3 +82,11 @@ def implementation_of(
     if reason is not None:
         raise NotImplementedError(f"implementation {name!r} {reason}")
     return found
+
+
+def require_chunked(implementation: str | None) -> None:
+    """Raise an error unless this is the implementation that takes keys which are sharded."""
+    if implementation not in (None, "chunked"):
+        raise ValueError(
+            f"implementation must be chunked where keys are sharded, got {implementation!r}"
+        )

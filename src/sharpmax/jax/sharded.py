@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
+from sharpmax.jax import chunked
 from sharpmax.jax.betas import betas
-from sharpmax.jax.chunked import by_chunks, row_statistics
 from sharpmax.jax.scores import weighted
 from sharpmax.statistics import RowStatistics
 
@@ -43,9 +43,8 @@ def attend(
             f"keys that are sharded leave no row whole, from which {type(policy).__name__} "
             "chooses β"
         )
-    own = scores.key.shape[1]
-    scores = replace(scores, first_key=jax.lax.axis_index(axis_name) * own)
-    whole = merged(row_statistics(scores), axis_name)
+    scores = placed(scores, axis_name)
+    whole = merged(chunked.row_statistics(scores), axis_name)
     beta = betas(policy, whole)
     top = jnp.where(whole.max == -math.inf, 0.0, jax.lax.stop_gradient(whole.max))
 
@@ -57,16 +56,48 @@ def attend(
             weights = jnp.where(visible, weights, 0.0)
         return weighted(weights, values.astype(weights.dtype)), weights.sum(-1)
 
-    out, total = by_chunks(scores, value, of, (beta, top))
+    out, total = chunked.by_chunks(scores, value, of, (beta, top))
     out, total = jax.lax.psum((out, total), axis_name)  # type: ignore[no-untyped-call]
     total = jnp.moveaxis(jnp.where(total == 0, 1.0, total), 1, 2)[..., None]
     return (out / total).astype(value.dtype), whole
 
 
+def row_statistics(scores: Scores, axis_name: str) -> RowStatistics:
+    """Return the statistics of every row over the keys of all devices."""
+    return merged(chunked.row_statistics(placed(scores, axis_name)), axis_name)
+
+
+def placed(scores: Scores, axis_name: str) -> Scores:
+    """Return this device's scores, which know where in the sequence its keys begin."""
+    return replace(scores, first_key=jax.lax.axis_index(axis_name) * scores.key.shape[1])
+
+
 def merged(statistics: RowStatistics, axis_name: str) -> RowStatistics:
-    """Return the statistics of the rows that all devices' keys make together."""
-    gathered = jax.tree.map(lambda array: jax.lax.all_gather(array, axis_name), statistics)
-    count = gathered.lse.shape[0]
-    parts = [jax.tree.map(lambda array, i=i: array[i], gathered) for i in range(count)]
-    whole: Any = functools.reduce(RowStatistics.merge, parts)
-    return RowStatistics(*whole)
+    """Return the statistics of the rows that all devices' keys make together.
+
+    As `RowStatistics.merge` does, but by sums, of which JAX knows that they are equal everywhere.
+    """
+    part, total = statistics, functools.partial(jax.lax.psum, axis_name=axis_name)
+    top = jax.lax.pmax(jax.lax.stop_gradient(part.lse), axis_name)
+    nothing = top == -math.inf
+    reference = jnp.where(nothing, 0.0, top)
+    size = jnp.exp(part.lse - reference)
+    whole = jnp.where(nothing, 1.0, total(size))
+    lse = reference + jnp.log(whole)
+    surprise = lse - jnp.where(size == 0, lse, part.lse)
+    return RowStatistics(
+        max=_largest(part.max, axis_name),
+        lse=jnp.where(nothing, -math.inf, lse),
+        entropy=total(size / whole * (part.entropy + surprise)),
+        length=total(part.length),
+    )
+
+
+def _largest(values: Array, axis_name: str) -> Array:
+    """Return the largest of all devices' values; those that reach it share its gradient."""
+    constant = jax.lax.stop_gradient(values)
+    largest = jax.lax.pmax(constant, axis_name)
+    reach = (values == largest) & (largest > -math.inf)
+    count = jnp.maximum(jax.lax.psum(reach.astype(values.dtype), axis_name), 1.0)
+    change = jnp.where(reach, values - jnp.where(reach, constant, 0.0), 0.0)
+    return largest + jax.lax.psum(change / count, axis_name)
