@@ -10,10 +10,13 @@ from typing import Any
 try:
     import keras  # type: ignore[import-untyped]
 except ImportError as error:
-    raise ImportError(
-        f"sharpmax.keras needs {error.name}, which comes with: pip install 'sharpmax[keras]'",
-        name=error.name,
-    ) from None
+    message = "sharpmax.keras needs keras, which comes with: pip install 'sharpmax[keras]'"
+    if error.name != "keras":
+        message = (
+            f"Keras's backend needs {error.name}, which is not installed: set KERAS_BACKEND to jax "
+            "or torch, whichever is, before keras is imported"
+        )
+    raise ImportError(message, name=error.name) from None
 
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
@@ -25,15 +28,21 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """`keras.layers.MultiHeadAttention` with a policy; all its other arguments are the same.
 
     Weights that are to be dropped or returned must be at hand. Otherwise no logits are held; but
-    Keras itself makes a mask of all pairs where a call is causal.
+    Keras itself makes a mask of all pairs where a call is causal. A query that sees no key gives
+    zeros. Inputs have three axes, (batch, length, width).
     """
 
     def __init__(self, *args: Any, policy: Policy = PAPER, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        if self._flash_attention:
+            raise ValueError(
+                f"flash_attention must be None or False, got {self._flash_attention}: sharpmax "
+                "chooses its kernels by itself"
+            )
         if keras.backend.backend() not in ("jax", "torch"):
             raise ValueError(
-                "sharpmax.keras works on the backends jax and torch, got "
-                f"{keras.backend.backend()}: set KERAS_BACKEND"
+                f"Keras's backend must be jax or torch, got {keras.backend.backend()}: set "
+                "KERAS_BACKEND to one of them before keras is imported"
             )
         require_policy(policy)
         self.policy = policy
@@ -44,8 +53,9 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> MultiHeadAttention:
-        """Return a copy from its configuration."""
-        whole = {**config, "policy": Policy.from_dict(config["policy"])}
+        """Return a copy from its configuration; one of Keras's own layer gets the default policy."""
+        policy = Policy.from_dict(config["policy"]) if "policy" in config else PAPER
+        whole = {**config, "policy": policy}
         found: MultiHeadAttention = super().from_config(whole)
         return found
 
@@ -60,7 +70,10 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         use_causal_mask: bool = False,
     ) -> tuple[Any, Any]:
         if len(query.shape) != 4:
-            raise ValueError("attention_axes must be one axis for a policy to sharpen along it")
+            raise ValueError(
+                "inputs must have three axes, (batch, length, width), for a policy to sharpen along "
+                f"the length, got {len(query.shape) - 1}"
+            )
         mask = attention_mask
         if mask is not None:  # (batch, queries, keys), or with heads before the queries
             mask = keras.ops.cast(mask, "bool")
@@ -72,7 +85,9 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         drops = bool(training) and self._dropout > 0
         if not drops and not return_attention_scores:
             return self._fused(query, key, value, mask), None
-        logits = keras.ops.einsum("bthd,bshd->bhts", query, key) * self._inverse_sqrt_key_dim
+        # Half precisions overflow in q·k sooner than in its scaled form.
+        query = query * keras.ops.cast(self._inverse_sqrt_key_dim, query.dtype)
+        logits = keras.ops.einsum("bthd,bshd->bhts", query, key)
         where = None if mask is None else keras.ops.broadcast_to(mask, logits.shape)
         weights: Any = softmax(logits, self.policy, where=where)
         kept = self._dropout_layer(weights, training=training) if drops else weights

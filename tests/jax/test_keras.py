@@ -49,21 +49,51 @@ assert (array(model.layers[1].get_weights()[0]) != before).any()
 
 copy = MultiHeadAttention.from_config(sharp.get_config())
 assert copy.policy == sharpmax.PAPER
-try:
-    MultiHeadAttention(4, 8, policy="paper")
-except TypeError as error:
-    print(error)
+assert MultiHeadAttention.from_config(own.get_config()).policy == sharpmax.PAPER
+
+# q·k is 64·40·40, which float16 does not hold, and q·k/8 is what it does.
+large = 40 * np.random.default_rng(2).choice([-1.0, 1.0], size=(1, 4, 64)).astype("float32")
+one = np.eye(64, dtype="float32")
+half = MultiHeadAttention(1, 64, dtype="mixed_float16", use_bias=False, dropout=0.1)
+half(large, large)
+half.set_weights([one.reshape(64, 1, 64)] * 3 + [one.reshape(1, 64, 64)])
+assert np.isfinite(array(half(large, large, return_attention_scores=True)[0])).all()
+assert np.isfinite(array(half(large, large, training=True))).all()
+
+def refused(call):
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        print(error)
+
+refused(lambda: MultiHeadAttention(4, 8, policy="paper"))
+refused(lambda: MultiHeadAttention(4, 8, flash_attention=True))
+deep = x.reshape(2, 3, 3, 16)
+refused(lambda: MultiHeadAttention(4, 8, attention_axes=(2,))(deep, deep))
 """
+
+
+def run(script, **environment):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"} | environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_keras(backend):
-    environment = os.environ | {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCRIPT)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run(SCRIPT, KERAS_BACKEND=backend)
     assert done.returncode == 0, done.stderr
     assert "policy must be a sharpmax.Policy" in done.stdout
+    assert "flash_attention must be None or False, got True" in done.stdout
+    assert "inputs must have three axes, (batch, length, width)" in done.stdout
+
+
+@pytest.mark.parametrize("missing", ["keras", "tensorflow"])
+def test_what_must_be_installed_or_set_is_told(missing, tmp_path):
+    script = f"import sys; sys.modules[{missing!r}] = None; import sharpmax.keras"
+    done = run(script, KERAS_BACKEND="tensorflow", KERAS_HOME=str(tmp_path))
+    advice = {"keras": "pip install 'sharpmax[keras]'", "tensorflow": "set KERAS_BACKEND to jax or"}
+    assert advice[missing] in done.stderr.splitlines()[-1]
