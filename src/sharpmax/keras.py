@@ -53,7 +53,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> MultiHeadAttention:
-        """Return a copy from its configuration; one of Keras's own layer gets the default policy."""
+        """Return a copy from its configuration; the policy of Keras's own layer is `PAPER`."""
         policy = Policy.from_dict(config["policy"]) if "policy" in config else PAPER
         whole = {**config, "policy": policy}
         found: MultiHeadAttention = super().from_config(whole)
@@ -71,8 +71,8 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     ) -> tuple[Any, Any]:
         if len(query.shape) != 4:
             raise ValueError(
-                "inputs must have three axes, (batch, length, width), for a policy to sharpen along "
-                f"the length, got {len(query.shape) - 1}"
+                "inputs must have three axes, (batch, length, width), for a policy to sharpen, "
+                f"got {len(query.shape) - 1}"
             )
         mask = attention_mask
         if mask is not None:  # (batch, queries, keys), or with heads before the queries

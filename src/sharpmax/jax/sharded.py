@@ -6,7 +6,6 @@ chooses β from the whole, and each device adds what its own values weigh.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -57,7 +56,7 @@ def attend(
         return weighted(weights, values.astype(weights.dtype)), weights.sum(-1)
 
     out, total = chunked.by_chunks(scores, value, of, (beta, top))
-    out, total = jax.lax.psum((out, total), axis_name)  # type: ignore[no-untyped-call]
+    out, total = _sum(out, axis_name), _sum(total, axis_name)
     total = jnp.moveaxis(jnp.where(total == 0, 1.0, total), 1, 2)[..., None]
     return (out / total).astype(value.dtype), whole
 
@@ -77,27 +76,38 @@ def merged(statistics: RowStatistics, axis_name: str) -> RowStatistics:
 
     As `RowStatistics.merge` does, but by sums, of which JAX knows that they are equal everywhere.
     """
-    part, total = statistics, functools.partial(jax.lax.psum, axis_name=axis_name)
-    top = jax.lax.pmax(jax.lax.stop_gradient(part.lse), axis_name)
+    part = statistics
+    top = _top(part.lse, axis_name)
     nothing = top == -math.inf
     reference = jnp.where(nothing, 0.0, top)
     size = jnp.exp(part.lse - reference)
-    whole = jnp.where(nothing, 1.0, total(size))
+    whole = jnp.where(nothing, 1.0, _sum(size, axis_name))
     lse = reference + jnp.log(whole)
     surprise = lse - jnp.where(size == 0, lse, part.lse)
     return RowStatistics(
         max=_largest(part.max, axis_name),
         lse=jnp.where(nothing, -math.inf, lse),
-        entropy=total(size / whole * (part.entropy + surprise)),
-        length=total(part.length),
+        entropy=_sum(size / whole * (part.entropy + surprise), axis_name),
+        length=_sum(part.length, axis_name),
     )
 
 
 def _largest(values: Array, axis_name: str) -> Array:
     """Return the largest of all devices' values; those that reach it share its gradient."""
-    constant = jax.lax.stop_gradient(values)
-    largest = jax.lax.pmax(constant, axis_name)
-    reach = (values == largest) & (largest > -math.inf)
-    count = jnp.maximum(jax.lax.psum(reach.astype(values.dtype), axis_name), 1.0)
+    constant, largest = jax.lax.stop_gradient(values), _top(values, axis_name)
+    reach = (values == largest) & jnp.isfinite(largest)
+    count = jnp.maximum(_sum(reach.astype(values.dtype), axis_name), 1.0)
     change = jnp.where(reach, values - jnp.where(reach, constant, 0.0), 0.0)
-    return largest + jax.lax.psum(change / count, axis_name)
+    return largest + _sum(change / count, axis_name)
+
+
+def _top(array: Array, axis_name: str) -> Array:
+    """Return the largest of all devices' numbers as a constant."""
+    constant = jax.lax.stop_gradient(array)
+    top: Array = jax.lax.pmax(constant, axis_name)  # type: ignore[no-untyped-call]
+    return top
+
+
+def _sum(array: Array, axis_name: str) -> Array:
+    total: Array = jax.lax.psum(array, axis_name)  # type: ignore[no-untyped-call]
+    return total
