@@ -92,7 +92,8 @@ class PerHead(Policy):
             )
 
         def column(array: Array) -> Array:
-            return namespace(length).reshape(array_like(array, length), (heads, 1))
+            shape = (1,) * (length.ndim - 2) + (heads, 1)
+            return namespace(length).reshape(array_like(array, length), shape)
 
         return self._base_with(column)(rows)
 

@@ -174,32 +174,3 @@ def test_memory_is_linear_in_the_length(monkeypatch):
 
     assert temporary(32768) < 3 * temporary(16384)
     assert temporary(32768) < 4 * 32768**2 / 20
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"query": np.zeros((T, N, H), np.float32)}, ValueError, "query must have shape"),
-        ({"key": np.zeros((B, S, 3, H), np.float32)}, ValueError, "multiple of the 3 heads"),
-        ({"key": np.zeros((B, S, K, 4), np.float32)}, ValueError, "the width of query, 8, got 4"),
-        ({"key": np.zeros((1, S, K, H), np.float32)}, ValueError, "the batch size of query, 2"),
-        ({"key": np.zeros((B, S, K, H), np.float16)}, ValueError, "dtype of query, float32"),
-        ({"value": np.zeros((B, 3, K, H), np.float32)}, ValueError, "value must have shape"),
-        ({"mask": np.zeros((B, 1, T, S), np.float32)}, TypeError, "mask must be a boolean array"),
-        ({"mask": np.zeros((T, S), bool)}, ValueError, "mask must have four axes"),
-        ({"bias": np.zeros((1, 3, T, S), np.float32)}, ValueError, "bias must have four axes"),
-        ({"key_value_seq_lengths": np.zeros(3, int)}, ValueError, "whole numbers of shape"),
-        ({"local_window_size": (-1, 2)}, ValueError, "local_window_size must be numbers"),
-        (
-            {"implementation": "flash"},
-            ValueError,
-            "one of reference, chunked, cudnn, pallas",
-        ),
-        ({"policy": "paper"}, TypeError, "policy must be a sharpmax.Policy"),
-    ],
-)
-def test_what_does_not_fit_is_named_when_it_is_traced(change, error, message):
-    q, k, v = arrays()
-    arguments = {"query": q, "key": k, "value": v} | change
-    with pytest.raises(error, match=message):
-        attention(**arguments)

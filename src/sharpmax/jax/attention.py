@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 
 from sharpmax.jax import sharded
+from sharpmax.jax.arguments import require_like, sequences_of
 from sharpmax.jax.row_statistics import implementation_of, require_chunked
-from sharpmax.jax.scores import Scores, require_like
+from sharpmax.jax.scores import Scores
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
 
@@ -25,7 +27,7 @@ def attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
+    scale: float | Array | None = None,
     is_causal: bool = False,
     query_seq_lengths: Any = None,
     key_value_seq_lengths: Any = None,
@@ -41,13 +43,15 @@ def attention(
     give zeros. Query i stands at key i, also where there are more keys than queries.
 
     Args:
-        query: Of shape (batch, queries, heads, width).
+        query: Of shape (batch, queries, heads, width); the batch may be left out, and is then
+            missing in what is returned.
         key: Of shape (batch, keys, key heads, width); the heads are a multiple of the key heads.
         value: Of shape (batch, keys, key heads, value width).
-        bias: Added to the logits, before β; four axes that broadcast to (batch, heads, queries,
-            keys).
+        bias: Added to the logits, before β; it broadcasts to (batch, heads, queries, keys). −inf
+            and the most negative number of its own dtype hide a key; −1e9 does not.
         mask: True where a query sees a key, likewise.
-        scale: What the dot products are multiplied by; 1/√width if None.
+        scale: What the dot products are multiplied by; 1/√width if None. One that is traced, such
+            as one in training, is for "chunked" and "reference".
         is_causal: Whether a query sees no key after its own.
         query_seq_lengths: How many queries of each sequence count; the others give zeros.
         key_value_seq_lengths: How many keys of each sequence are seen.
@@ -79,8 +83,8 @@ def attention(
         key_value_seq_lengths=key_value_seq_lengths,
         local_window_size=local_window_size,
     )
-    value = jnp.asarray(value)
-    if value.ndim != 4 or value.shape[1:3] != scores.key.shape[1:3]:
+    value = sequences_of("value", value)
+    if value.shape[1:3] != scores.key.shape[1:3]:
         raise ValueError(
             f"value must have shape (batch, {scores.key.shape[1]}, {scores.key.shape[2]}, width) "
             f"like key, got {value.shape}"
@@ -92,4 +96,6 @@ def attention(
     else:
         require_chunked(implementation)
         out, statistics = sharded.attend(scores, value, policy, axis_name)
+    if jnp.ndim(query) == 3:
+        out, statistics = jax.tree.map(lambda array: array[0], (out, statistics))
     return (out, statistics) if return_statistics else out

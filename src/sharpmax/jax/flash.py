@@ -64,6 +64,8 @@ def refusal_of_device() -> str | None:
 
 def refusal_of_scores(scores: Scores) -> str | None:
     """Return why no GPU could take these scores, or None."""
+    if not isinstance(scores.scale, float):
+        return "takes a scale that is a Python number, got one that is traced"
     if min(scores.query.shape[1], scores.key.shape[1]) < FEWEST:
         return f"takes {FEWEST} queries and keys or more"
     if scores.query.dtype not in (jnp.bfloat16, jnp.float16):

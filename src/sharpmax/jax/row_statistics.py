@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
+
 from sharpmax.jax import chunked, cudnn, pallas, reference, sharded
 from sharpmax.jax.scores import Scores
+from sharpmax.statistics import RowStatistics
 
 if TYPE_CHECKING:
     from jax import Array
 
     from sharpmax.policy import Policy
-    from sharpmax.statistics import RowStatistics
 
 IMPLEMENTATIONS = {
     "reference": reference,
@@ -27,7 +29,7 @@ def row_statistics(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
+    scale: float | Array | None = None,
     is_causal: bool = False,
     query_seq_lengths: Any = None,
     key_value_seq_lengths: Any = None,
@@ -37,9 +39,9 @@ def row_statistics(
 ) -> RowStatistics:
     """Return the statistics of every row of attention logits, in memory linear in the length.
 
-    Arguments are those of `sharpmax.jax.attention` that make the logits. The statistics have shape (batch, heads,
-    queries), in float32 (float64 for float64 queries), and are differentiable, but that through
-    "cudnn" and "pallas" no gradient comes from `max`.
+    Arguments are those of `sharpmax.jax.attention`, but for value and policy. The statistics have
+    shape (batch, heads, queries), in float32 (float64 for float64 queries), and are differentiable.
+    Their `max` is unknown, NaN, from "cudnn", and from "pallas" where they are differentiated.
     """
     scores = Scores.of(
         query,
@@ -54,9 +56,10 @@ def row_statistics(
     )
     if axis_name is not None:
         require_chunked(implementation)
-        return sharded.row_statistics(scores, axis_name)
-    found: RowStatistics = implementation_of(implementation, scores).row_statistics(scores)
-    return found
+        found = sharded.row_statistics(scores, axis_name)
+    else:
+        found = implementation_of(implementation, scores).row_statistics(scores)
+    return found if jnp.ndim(query) == 4 else RowStatistics(*(array[0] for array in found))
 
 
 def implementation_of(
@@ -71,7 +74,7 @@ def implementation_of(
         ValueError: If there is none of that name.
         NotImplementedError: If it cannot take the call; the message says why.
     """
-    if name is not None and name not in IMPLEMENTATIONS:
+    if name is not None and (not isinstance(name, str) or name not in IMPLEMENTATIONS):
         known = ", ".join(IMPLEMENTATIONS)
         raise ValueError(f"implementation must be one of {known} or None, got {name!r}")
     if name is None:

@@ -15,6 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sharpmax.jax.arguments import (
+    bias_of,
+    causality_of,
+    lengths_of,
+    mask_of,
+    require_fitting,
+    scale_of,
+    sequences_of,
+    window_of,
+)
 from sharpmax.rows import LogitRows
 
 
@@ -39,7 +49,7 @@ class Scores:
     Attributes:
         query: Of shape (batch, queries, heads, width).
         key: Of shape (batch, keys, key heads, width).
-        scale: What the dot products are multiplied by.
+        scale: What the dot products are multiplied by: a Python number, or an array that is traced.
         bias: What is added to the logits, broadcastable to (batch, heads, queries, keys), or None.
         mask: True where a query sees a key, likewise.
         query_lengths: How many queries of each sequence there are: (batch,), or None.
@@ -52,7 +62,7 @@ class Scores:
 
     query: Array
     key: Array
-    scale: float
+    scale: Any
     bias: Array | None = None
     mask: Array | None = None
     query_lengths: Array | None = None
@@ -70,59 +80,27 @@ class Scores:
         bias: Any = None,
         mask: Any = None,
         *,
-        scale: float | None,
+        scale: Any,
         is_causal: bool,
         query_seq_lengths: Any,
         key_value_seq_lengths: Any,
         local_window_size: int | tuple[int, int] | None,
     ) -> Scores:
         """Check that the arguments fit together, or name the one that does not."""
-        query, key = jnp.asarray(query), jnp.asarray(key)
-        for name, array in (("query", query), ("key", key)):
-            if array.ndim != 4:
-                raise ValueError(
-                    f"{name} must have shape (batch, length, heads, width), got {array.shape}"
-                )
-            if not jnp.issubdtype(array.dtype, jnp.floating):
-                raise TypeError(f"{name} must be an array of floating numbers, got {array.dtype}")
-        require_like("key", key, query)
-        if key.shape[3] != query.shape[3]:
-            raise ValueError(
-                f"key must have the width of query, {query.shape[3]}, got {key.shape[3]}"
-            )
-        if key.shape[2] == 0 or query.shape[2] % key.shape[2]:
-            raise ValueError(
-                f"query must have a multiple of the {key.shape[2]} heads of key, "
-                f"got {query.shape[2]}"
-            )
-        if key.shape[1] == 0:
-            raise ValueError("key must hold at least one key, got none")
-        if isinstance(local_window_size, int):
-            local_window_size = (local_window_size, local_window_size)
-        if local_window_size is not None:
-            local_window_size = (local_window_size[0], local_window_size[1])
-        if local_window_size is not None and min(local_window_size) < 0:
-            raise ValueError(
-                f"local_window_size must be numbers of at least 0, got {local_window_size}"
-            )
-        if scale is not None and not isinstance(scale, int | float):
-            raise TypeError(f"scale must be a number, got {type(scale).__name__}")
+        query, key = sequences_of("query", query), sequences_of("key", key)
+        require_fitting(query, key)
         batch, queries, heads, width = query.shape
         full = (batch, heads, queries, key.shape[1])
-        bias = None if bias is None else _broadcastable("bias", jnp.asarray(bias), full)
-        mask = None if mask is None else _broadcastable("mask", jnp.asarray(mask), full)
-        if mask is not None and mask.dtype != jnp.bool_:
-            raise TypeError(f"mask must be a boolean array, True where visible, got {mask.dtype}")
         return cls(
             query,
             key,
-            1 / math.sqrt(width) if scale is None else float(scale),
-            bias,
-            mask,
-            _lengths("query_seq_lengths", query_seq_lengths, batch),
-            _lengths("key_value_seq_lengths", key_value_seq_lengths, batch),
-            bool(is_causal),
-            local_window_size,
+            scale_of(scale, width),
+            bias_of(bias, full),
+            mask_of(mask, full),
+            lengths_of("query_seq_lengths", query_seq_lengths, batch),
+            lengths_of("key_value_seq_lengths", key_value_seq_lengths, batch),
+            causality_of(is_causal),
+            window_of(local_window_size),
         )
 
     @property
@@ -139,21 +117,22 @@ class Scores:
         # Heads that share their keys stand beside each other: no key is copied.
         query = self.query.reshape(batch, queries, key_heads, heads // key_heads, width)
         logits = jnp.einsum("btkgh,bskh->bkgts", query, self.key, preferred_element_type=dtype)
-        logits = logits.reshape(batch, heads, queries, self.key.shape[1]) * self.scale
-        return logits if self.bias is None else logits + self.bias.astype(dtype)
+        logits = logits.reshape(batch, heads, queries, self.key.shape[1])
+        logits = logits * jnp.asarray(self.scale, dtype)
+        return logits if self.bias is None else logits + _as_dtype(self.bias, dtype)
 
     def visible(self) -> Array | None:
         """Return which keys each query sees, broadcastable to the logits; None where all do."""
         seen = [] if self.mask is None else [self.mask]
         position = self.start + jnp.arange(self.query.shape[1])[:, None]
-        key = self.first_key + jnp.arange(self.key.shape[1])
+        key = self.first_key + jnp.arange(self.key.shape[1])[None]
         if self.is_causal:
             seen.append((key <= position)[None, None])
         if self.window is not None:
             left, right = self.window
             seen.append(((position <= key + left) & (position >= key - right))[None, None])
         if self.query_lengths is not None:
-            seen.append((position < self.query_lengths[:, None, None])[:, None])
+            seen.append((position[None] < self.query_lengths[:, None, None])[:, None])
         if self.key_lengths is not None:
             seen.append((key < self.key_lengths[:, None])[:, None, None])
         return functools.reduce(jnp.logical_and, seen) if seen else None
@@ -164,10 +143,9 @@ class Scores:
         Only where causality, a window and lengths alone say what is seen.
         """
         assert self.mask is None
-        position = self.start + jnp.arange(self.query.shape[1])
-        keys = self.first_key + self.key.shape[1]
-        end: Array = jnp.full_like(position, keys)[None, None]
-        begin: Array = jnp.full_like(position, self.first_key)[None, None]
+        position = self.start + jnp.arange(self.query.shape[1])[None, None]
+        end: Array = jnp.full_like(position, self.first_key + self.key.shape[1])
+        begin: Array = jnp.full_like(position, self.first_key)
         if self.key_lengths is not None:
             end = jnp.minimum(end, self.key_lengths[:, None, None])
         if self.is_causal:
@@ -240,33 +218,15 @@ def weighted(weights: Array, value: Array) -> Array:
     return out.reshape(batch, queries, heads, value.shape[3]).astype(value.dtype)
 
 
-def require_like(name: str, array: Array, query: Array) -> None:
-    """Raise an error that names the argument unless it has the query's dtype and batch."""
-    if array.dtype != query.dtype:
-        raise ValueError(f"{name} must have the dtype of query, {query.dtype}, got {array.dtype}")
-    if array.shape[0] != query.shape[0]:
-        raise ValueError(
-            f"{name} must have the batch size of query, {query.shape[0]}, got {array.shape[0]}"
-        )
+def _as_dtype(bias: Array, dtype: Any) -> Array:
+    """Return a bias in the dtype of the logits, −inf where it hides a key.
 
-
-def _broadcastable(name: str, array: Array, full: tuple[int, ...]) -> Array:
-    fits = array.ndim == 4 and all(a in (1, b) for a, b in zip(array.shape, full, strict=True))
-    if not fits:
-        raise ValueError(f"{name} must have four axes that broadcast to {full}, got {array.shape}")
-    return array
-
-
-def _lengths(name: str, lengths: Any, batch: int) -> Array | None:
-    if lengths is None:
-        return None
-    found: Array = jnp.asarray(lengths)
-    if found.shape != (batch,) or not jnp.issubdtype(found.dtype, jnp.integer):
-        raise ValueError(
-            f"{name} must be whole numbers of shape ({batch},), got {found.dtype} of shape "
-            f"{found.shape}"
-        )
-    return found
+    A half precision's most negative number would be an ordinary one in float32.
+    """
+    if not jnp.issubdtype(bias.dtype, jnp.floating):
+        return bias.astype(dtype)
+    lowest = jnp.finfo(bias.dtype).min  # type: ignore[no-untyped-call]
+    return jnp.where(bias <= lowest, -math.inf, bias.astype(dtype))
 
 
 def _cut(array: Array | None, axis: int, part: slice) -> Array | None:
