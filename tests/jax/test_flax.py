@@ -1,6 +1,8 @@
 """Flax: its layers with a policy, and the paper's network, equal to PyTorch's."""
 
 import importlib.util
+import pickle
+import re
 from pathlib import Path
 
 import flax.linen as nn
@@ -13,7 +15,7 @@ from flax import nnx
 from safetensors.torch import save_file
 
 import sharpmax
-from sharpmax import HELD, PAPER, Fixed
+from sharpmax import HELD, PAPER, Fixed, LogLength
 from sharpmax.jax import attention
 from sharpmax.jax.flax import attention_fn
 from sharpmax.tasks.max_retrieval.data import draw
@@ -83,6 +85,40 @@ def test_half_precision_and_highest_are_honoured():
     assert half.apply(weights, X).dtype == jnp.bfloat16
     exact = linen(attention_fn(PAPER)).apply(weights, X)
     np.testing.assert_allclose(half.apply(weights, X).astype(jnp.float32), exact, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "high",
+        ("highest", "highest"),
+        jax.lax.Precision.HIGHEST,
+        (jax.lax.Precision.HIGH, jax.lax.Precision.HIGH),
+        "F32_F32_F32",
+        jax.lax.DotAlgorithmPreset.F32_F32_F32,
+    ],
+    ids=str,
+)
+def test_precisions_are_what_jax_takes(precision):
+    x = X[:, 0].reshape(3, 9, 4, 4)
+    calls = [attention_fn(Fixed(1.0)), nn.dot_product_attention]
+    traced = [str(jax.make_jaxpr(lambda x, f=f: f(x, x, x, precision=precision))(x)) for f in calls]
+    ours, theirs = (set(re.findall("precision=.*", text)) for text in traced)
+    assert ours == theirs != set()
+
+
+def test_one_precision_for_each_operand_is_refused():
+    with pytest.raises(NotImplementedError, match="precision must be one for both operands"):
+        linen(attention_fn(PAPER), precision=("highest", "default")).init(jax.random.key(0), X)
+
+
+def test_layers_with_equal_policies_are_equal():
+    one, other = (attention_fn(LogLength(4, 0.3)) for _ in range(2))
+    assert one == other != attention_fn(PAPER)
+    assert one == pickle.loads(pickle.dumps(one))
+    assert hash(linen(one)) == hash(linen(other))
+    layers = [nnx.MultiHeadAttention(4, 16, attention_fn=f, rngs=nnx.Rngs(0)) for f in (one, other)]
+    assert nnx.graphdef(layers[0]) == nnx.graphdef(layers[1])
 
 
 def test_a_layer_learns_through_its_policy():

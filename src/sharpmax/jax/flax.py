@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,22 +21,30 @@ from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
 
 
-def attention_fn(
-    policy: Policy = PAPER, *, implementation: str | None = None
-) -> Callable[..., Array]:
+def attention_fn(policy: Policy = PAPER, *, implementation: str | None = None) -> Attention:
     """Return attention under a policy, as Flax calls its `dot_product_attention`.
 
     The layers' masks, dropout, dtype and precision are honoured. Weights that are to be dropped,
     or sown (`sow_weights`), must be at hand, so in these cases all of them are held at once, as
-    Flax itself does.
+    Flax itself does. A query that sees no key gives zeros.
 
     Args:
         policy: Chooses β for every row.
         implementation: As in `sharpmax.jax.attention`.
     """
     require_policy(policy)
+    return Attention(policy, implementation)
 
-    def attend(
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention under a policy; equal settings are equal, so that layers with them are too."""
+
+    policy: Policy
+    implementation: str | None = None
+
+    def __call__(
+        self,
         query: Array,
         key: Array,
         value: Array,
@@ -51,6 +59,7 @@ def attention_fn(
         module: Any = None,
         is_causal: bool = False,
     ) -> Array:
+        """Return attention's result, as `flax.linen.dot_product_attention` is called."""
         lead = query.shape[:-3]
         dtype = jnp.result_type(query, key, value) if dtype is None else dtype
         query, key, value = (
@@ -68,8 +77,8 @@ def attention_fn(
                     bias,
                     mask,
                     is_causal=is_causal,
-                    policy=policy,
-                    implementation=implementation,
+                    policy=self.policy,
+                    implementation=self.implementation,
                 )
                 assert isinstance(out, jax.Array)
                 return out.reshape(*lead, *out.shape[1:])
@@ -84,21 +93,23 @@ def attention_fn(
                 key_value_seq_lengths=None,
                 local_window_size=None,
             ).rows()
-            weights = rows.softmax(policy(rows))
+            weights = rows.softmax(self.policy(rows))
             weights = weights.reshape(*lead, *weights.shape[1:])
             if module is not None:
                 module.sow(*_place_to_sow(module), weights)
             if drops:
-                if dropout_rng is None:
-                    raise ValueError("dropout_rng must be given where weights are dropped")
-                shape = (1,) * (weights.ndim - 2) + weights.shape[-2:]
-                shape = shape if broadcast_dropout else weights.shape
-                kept = jax.random.bernoulli(dropout_rng, 1 - dropout_rate, shape)
-                weights = weights * kept.astype(weights.dtype) / (1 - dropout_rate)
+                weights = _dropped(weights, dropout_rng, dropout_rate, broadcast_dropout)
             out = weighted(weights.reshape(-1, *weights.shape[-3:]), value)
         return out.reshape(*lead, *out.shape[1:])
 
-    return attend
+
+def _dropped(weights: Array, rng: Array | None, rate: float, broadcast: bool) -> Array:
+    """Return weights of which some are dropped, the same for all heads and batches if broadcast."""
+    if rng is None:
+        raise ValueError("dropout_rng must be given where weights are dropped")
+    shape = (1,) * (weights.ndim - 2) + weights.shape[-2:] if broadcast else weights.shape
+    kept = jax.random.bernoulli(rng, 1 - rate, shape)
+    return weights * kept.astype(weights.dtype) / (1 - rate)
 
 
 def _by_batch(array: Array | None, lead: tuple[int, ...]) -> Array | None:
@@ -112,12 +123,19 @@ def _by_batch(array: Array | None, lead: tuple[int, ...]) -> Array | None:
 
 
 def _precision(precision: Any) -> Any:
+    """Return a context in which products have a precision, given as JAX takes it."""
+    if isinstance(precision, tuple | list) and len(set(precision)) == 1:
+        precision = precision[0]
     if precision is None:
         return contextlib.nullcontext()
-    if isinstance(precision, tuple):
-        raise NotImplementedError(f"precision must be the same for both operands, got {precision}")
-    if isinstance(precision, jax.lax.Precision):
+    if isinstance(precision, jax.lax.DotAlgorithmPreset):
+        precision = precision.name
+    elif isinstance(precision, jax.lax.Precision):
         precision = precision.name.lower()
+    if not isinstance(precision, str):
+        raise NotImplementedError(
+            f"precision must be one for both operands, a name or a preset, got {precision}"
+        )
     return jax.default_matmul_precision(precision)
 
 
