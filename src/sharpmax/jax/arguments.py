@@ -30,7 +30,7 @@ def sequences_of(name: str, given: Any) -> Array:
             f"got {array.shape}"
         )
     if array.dtype.name not in DTYPES:
-        raise TypeError(f"{name} must be of {', '.join(DTYPES)}, got {array.dtype}")
+        raise TypeError(f"{name} must be one of {', '.join(DTYPES)}, got {array.dtype}")
     return array if array.ndim == 4 else array[None]
 
 
@@ -65,7 +65,9 @@ def bias_of(bias: Any, full: tuple[int, ...]) -> Array | None:
         return None
     found = _broadcastable("bias", bias, full)
     if found.dtype.name not in DTYPES and not jnp.issubdtype(found.dtype, jnp.integer):
-        raise TypeError(f"bias must be of {', '.join(DTYPES)} or whole numbers, got {found.dtype}")
+        raise TypeError(
+            f"bias must be whole numbers or one of {', '.join(DTYPES)}, got {found.dtype}"
+        )
     return found
 
 
