@@ -72,6 +72,19 @@ def test_train_and_evaluate(run, tmp_path):
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Right answers by size" in page
     assert (tmp_path / "out" / "figures" / "profile.png").stat().st_size > 10_000
+    # What was answered stays, and is not asked again.
+    kept = (tmp_path / "out" / "answers.csv").read_bytes()
+    weights = tmp_path / "paper" / "model.safetensors"
+    weights.rename(tmp_path / "away")
+    code, said = run("clrs", "evaluate", tmp_path / "paper", *asked)
+    assert code == 0, said
+    assert "paper at inference" in said
+    assert (tmp_path / "out" / "answers.csv").read_bytes() == kept
+    (tmp_path / "away").rename(weights)
+    other = ("--data", tmp_path / "train", "--out", tmp_path / "out")
+    code, said = run("clrs", "evaluate", tmp_path / "plain", *other)
+    assert code == 2
+    assert "holds answers to other questions: choose another folder" in said
     code, said = run("clrs", "evaluate", tmp_path / "plain", tmp_path / "plain", *asked)
     assert code == 2
     assert "2 models are of one case and seed: plain, seed 0" in said

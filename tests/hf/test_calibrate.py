@@ -304,6 +304,12 @@ def test_questions_of_the_users_own_are_every_other_prompt():
     assert len(own) == 2
     checked = examples.checked_prompts()[-2:]
     assert [read(p.tokens).replace(" ", "")[-2] for p in checked] == ["3", "7"]
+    alone = Examples(letters(), dataclasses.replace(SETTINGS, own=1), TEXT, questions)
+    every = [*alone.batch(0).prompts, *alone.checked_prompts()]
+    assert len(every) == SETTINGS.prompts + 2
+    assert all("Who" in read(p.tokens).replace(" ", "") for p in every)
+    with pytest.raises(ValueError, match="own must be a share from 0 to 1, got 2"):
+        dataclasses.replace(SETTINGS, own=2)
     with pytest.raises(ValueError, match="questions must be at least 4, got 1"):
         Examples(letters(), SETTINGS, TEXT, questions[:1])
     with pytest.raises(ValueError, match="more than the length of 320"):

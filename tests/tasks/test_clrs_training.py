@@ -21,8 +21,9 @@ from sharpmax.hf.sharpen import sharpen
 from sharpmax.tasks.clrs import Recipe, generate, load, samples
 from sharpmax.tasks.clrs import train as training
 from sharpmax.tasks.clrs.decoder import CONTEXT, decoder
-from sharpmax.tasks.clrs.entropies import entropies
-from sharpmax.tasks.clrs.evaluate import evaluate
+from sharpmax.tasks.clrs.entropies import Entropy, entropies
+from sharpmax.tasks.clrs.evaluate import Answers, evaluate
+from sharpmax.tasks.clrs.folder import Folder
 from sharpmax.tasks.clrs.presets import PRESETS
 from sharpmax.tasks.clrs.sequences import IGNORED, ByLength, Collator, Sequences
 from sharpmax.tasks.clrs.settings import Settings
@@ -88,7 +89,7 @@ def test_batches_hold_samples_of_about_one_length_and_no_sample_twice():
     assert len({*first}) == len(first) == len(order) == 1003 // 16 * 16
     assert first == list(order)
     spreads = [np.ptp(lengths[first[i : i + 16]]) for i in range(0, len(first), 16)]
-    assert np.median(spreads) < 30
+    assert np.median(spreads) < 150  # of 430 by chance
     order.set_epoch(1)
     assert list(order) != first
 
@@ -102,7 +103,7 @@ def test_parts_of_a_batch_are_each_of_a_length_of_their_own():
         np.median([np.ptp(lengths[order[i : i + n]]) for i in range(0, len(order), n)])
         for n in (4, 16)
     )
-    assert of_parts < 10 < 100 < of_batches
+    assert of_parts < 50 < 200 < of_batches
 
 
 def test_tokens_are_kept_beside_the_data(tokenizer, small_set, tmp_path):
@@ -190,6 +191,29 @@ def test_results_count_whatever_steps_come_before_them(tokenizer, tmp_path):
     assert found.whole == sum(a.strip() == w.strip() for a, w in zip(wanted, written, strict=True))
 
 
+def test_results_of_one_folder_are_of_the_same_questions(tmp_path):
+    about, made_of = {"files": ["a"]}, {"policy": None}
+    row = Answers("plain", 0, "bfs", 4, True, 1, 2, 0.5, 0.1, 0.9, 1, 0)
+    head = Entropy("plain", 0, "bfs", 4, 0, 1, 0.25, 0.5)
+    Folder(tmp_path, about).add("plain", 0, made_of, [row], [head])
+    found = Folder.open(tmp_path, about)
+    assert (found.answers, found.entropies) == ([row], [head])
+    assert found.holds("plain", 0, made_of)
+    assert not found.holds("plain", 1, made_of)
+    with pytest.raises(ValueError, match="another model that is called plain, seed 0"):
+        found.holds("plain", 0, {"policy": PAPER.to_dict()})
+    with pytest.raises(ValueError, match="holds answers to other questions"):
+        Folder.open(tmp_path, {"files": ["b"]})
+    found.add("paper", 0, made_of, [dataclasses.replace(row, case="paper")], [])
+    told = json.loads((tmp_path / "evaluation.json").read_text())
+    del told["cases"]["paper, seed 0"]  # as if stopped before it was whole
+    (tmp_path / "evaluation.json").write_text(json.dumps(told))
+    assert Folder.open(tmp_path, about).answers == [row]
+    (tmp_path / "answers.csv").write_text("case\nplain\n")
+    with pytest.raises(ValueError, match="cannot be read"):
+        Folder.open(tmp_path, about)
+
+
 def test_questions_over_the_context_are_counted_and_not_asked(tokenizer, small_set):
     model = decoder("tiny", tokenizer)
     model.config.max_position_embeddings = 60
@@ -234,6 +258,7 @@ def test_bfloat16_is_near_float32_under_a_policy_too(small_set, tmp_path):
     assert found[0] == pytest.approx(found[1], rel=0.02)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # by torch, while it traces
 @pytest.mark.parametrize("policy", [None, PAPER])
 def test_a_compiled_model_learns_the_same(small_set, tmp_path, monkeypatch, policy):
     monkeypatch.setattr(training, "COMPILER", "aot_eager")  # which needs no C compiler
@@ -248,8 +273,10 @@ def test_a_compiled_model_learns_the_same(small_set, tmp_path, monkeypatch, poli
         for compiled in (False, True)
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
-    names = [load_file(tmp_path / which / "model.safetensors").keys() for which in ("False", "True")]
-    assert names[0] == names[1]
+    plain, compiled = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("False", "True")
+    )
+    assert plain.keys() == compiled.keys()
 
 
 def test_another_training_and_other_bad_values_are_refused(small_set, tmp_path):

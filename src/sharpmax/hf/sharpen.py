@@ -179,7 +179,7 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
 
     # In training torch compiles what is around attention: its own passes go by the length, and
     # would be compiled anew for every one.
-    uncompiled = torch.compiler.disable(sharpened)
+    uncompiled = torch.compiler.disable(sharpened)  # type: ignore[no-untyped-call]
 
     def answered(module: torch.nn.Module, *given: Any, **asked: Any) -> Any:
         return (uncompiled if module.training else sharpened)(module, *given, **asked)

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     Kind = TypeVar("Kind", bound=DataclassInstance)
 
 ABOUT, ANSWERS, ENTROPIES = "evaluation.json", "answers.csv", "entropies.csv"
-READ: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "bool": "True".__eq__}
+READ: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": "True".__eq__,
+}
 
 
 @dataclass

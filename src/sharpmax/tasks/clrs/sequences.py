@@ -131,7 +131,8 @@ def _place(folder: Path, tokenizer: PreTrainedTokenizerBase, context: int) -> Pa
     if reader is None:  # nothing tells such tokenizers apart
         return None
     told = [data.about(folder), reader.to_str(), tokenizer.eos_token_id, context]
-    return folder / f"tokens-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}.safetensors"
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return folder / f"tokens-{digest[:16]}.safetensors"
 
 
 def answer_tokens(tokenizer: PreTrainedTokenizerBase, answers: Sequence[str]) -> list[list[int]]:
