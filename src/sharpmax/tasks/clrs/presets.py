@@ -66,7 +66,7 @@ PRESETS = {
         each_test=100,
         test_seeds=TEST_SEEDS[:1],
         settings=Settings(
-            decoder="tiny", context=128, batch=32, steps=1300, learning_rate=2e-3, save_every=400
+            decoder="tiny", context=128, batch=32, steps=1000, learning_rate=2e-3, save_every=250
         ),
     ),
     "gpu": Preset(
