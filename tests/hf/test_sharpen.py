@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, DECODERS, by_formula, tiny, tokens
 from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -200,6 +201,29 @@ def test_compiles(llama):
         expected = llama(tokens())[0]
         compiled = torch.compile(copy.deepcopy(llama), backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(tokens())[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # by torch, while it traces
+@pytest.mark.parametrize("policy", [PAPER, LogLength(16, 0.2)], ids=["entropy", "length"])
+def test_layers_in_training_compile_whole_and_once_for_all(policy):
+    model = tiny("llama").train()
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    with sharpen(model, policy):
+        expected = [model(tokens()[:, :n], use_cache=False)[0] for n in (20, 30, 37)]
+        torch._dynamo.reset()
+        for layer in model.model.layers:
+            layer.compile(backend=counted, fullgraph=True)
+        found = [model(tokens()[:, :n], use_cache=False)[0] for n in (20, 30, 37)]
+        sum(logits.sum() for logits in found).backward()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert len(model.model.layers) > 1
+    assert len(graphs) == 2  # of the first length, and of any
 
 
 @torch.no_grad()

@@ -259,15 +259,15 @@ def test_bfloat16_is_near_float32_under_a_policy_too(small_set, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # by torch, while it traces
-@pytest.mark.parametrize("policy", [None, PAPER])
-def test_a_compiled_model_learns_the_same(small_set, tmp_path, monkeypatch, policy):
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_model_learns_the_same(small_set, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "COMPILER", "aot_eager")  # which needs no C compiler
     found = [
         train(
             small_set,
             tmp_path / str(compiled),
             dataclasses.replace(TINY, compile=compiled, steps=3),
-            policy,
+            PAPER,
             on_cpu=True,
         ).loss
         for compiled in (False, True)

@@ -153,6 +153,8 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
             return chosen.with_arrays(lambda x: torch.as_tensor(x, device=device))
         return chosen
 
+    # A layer's number is not asked for in vain: compiled layers would be compiled one by one.
+    differs = policy.layer(0) is not policy
     # Numbers by head go to their device once, and not at every call.
     devices = {parameter.device for parameter in model.parameters()}
     policies = {(i, device): policy_of(i, device) for i in range(layers) for device in devices}
@@ -168,7 +170,7 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
         **asked: Any,
     ) -> tuple[Tensor, Tensor | None]:
         request = Request.of(module, query, key, value, attention_mask, **asked)
-        place = layer_of(module, places), query.device
+        place = layer_of(module, places) if differs else 0, query.device
         chosen = policies[place] if place in policies else policy_of(*place)
         weights = None
         if dropout or output_attentions or _weights_are_collected(module):
@@ -177,12 +179,22 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
             out = request.answered(chosen)
         return out.transpose(1, 2).contiguous(), weights
 
-    # In training torch compiles what is around attention: its own passes go by the length, and
-    # would be compiled anew for every one.
+    # In training, plain causal attention is compiled with what is around it. Other passes go by
+    # the length, and would be compiled anew for every one.
+    by_chunks = bool(policy.reads & {"entropy_at", "max"})
     uncompiled = torch.compiler.disable(sharpened)  # type: ignore[no-untyped-call]
 
-    def answered(module: torch.nn.Module, *given: Any, **asked: Any) -> Any:
-        return (uncompiled if module.training else sharpened)(module, *given, **asked)
+    def answered(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **asked: Any,
+    ) -> Any:
+        is_plain = attention_mask is None and asked.get("softcap") is None and not by_chunks
+        call = sharpened if is_plain or not module.training else uncompiled
+        return call(module, query, key, value, attention_mask, **asked)
 
     return answered
 

@@ -45,6 +45,10 @@ SPARE: Sequence[Line] = (
     Line("#332288", "#9f92ef"),
     Line("#999933", "#cccc66", (6, 2)),
     Line("#aa4499", "#e08ad3", (3, 2)),
+    Line("#117733", "#5cbf7e"),
+    Line("#cc6677", "#f0a0ad", (6, 2)),
+    Line("#88ccee", "#b5e2f7"),
+    Line("#ddcc77", "#f0e3a5", (3, 2)),
 )
 
 DARK: Mapping[str, str] = {

@@ -24,20 +24,33 @@ PLAIN = (Tensor, torch.nn.Parameter)
 class Operator:
     """A function as an operator of PyTorch, which it takes PyTorch longer to call than a kernel.
 
-    So the function itself is called where nobody asks for more: no gradient, nothing that traces.
+    So the function itself is called where nothing traces: as a plain one, or as one with a
+    gradient where that is wanted.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._function = function
         self._operator = custom_op(name, mutates_args=())(function)
+        self._with_gradient: Callable[..., Any] = self._operator
         self.register_fake = self._operator.register_fake
-        self.register_autograd = self._operator.register_autograd
+
+    def register_autograd(
+        self, backward: Callable[..., Any], *, setup_context: Callable[..., Any]
+    ) -> None:
+        """Tell how its gradient is found, as for `torch.library.custom_op`."""
+        self._operator.register_autograd(backward, setup_context=setup_context)
+        passes = {"forward": self._function, "setup_context": setup_context, "backward": backward}
+        methods = {name: staticmethod(function) for name, function in passes.items()}
+        kind: Any = type(self._function.__name__, (torch.autograd.Function,), methods)
+        self._with_gradient = kind.apply
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it by the shortest way."""
-        if torch.compiler.is_compiling() or _is_watched(arguments):
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        if torch.compiler.is_compiling() or _is_traced(tensors):
             return self._operator(*arguments)
-        return self._function(*arguments)
+        wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return (self._with_gradient if wants_gradient else self._function)(*arguments)
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
@@ -45,13 +58,11 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
     return functools.partial(Operator, name)
 
 
-def _is_watched(arguments: tuple[Any, ...]) -> bool:
-    """Tell whether PyTorch must learn of a call with these arguments."""
+def _is_traced(tensors: list[Tensor]) -> bool:
+    """Tell whether PyTorch must learn of a call with these tensors."""
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return True
-    tensors = [x for x in arguments if isinstance(x, Tensor)]
-    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return wants_gradient or any(type(x) not in PLAIN for x in tensors)
+    return any(type(x) not in PLAIN for x in tensors)
 
 
 def _device_of(tensor: Tensor) -> AbstractContextManager[None]:

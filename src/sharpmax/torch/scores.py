@@ -91,7 +91,8 @@ class Scores:
                 raise TypeError(f"{name} must be a number or None, got {number!r}")
         if softcap is not None and not 0 < softcap < math.inf:
             raise ValueError(f"softcap must be a finite number above 0, got {softcap}")
-        if scale is not None and not math.isfinite(scale):
+        # By comparisons: they can be traced where the compiler takes a number for a variable.
+        if scale is not None and not -math.inf < scale < math.inf:
             raise ValueError(f"scale must be a finite number, got {scale}")
         scores = cls(
             query,

@@ -265,10 +265,10 @@ def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
 
 
 def _compile(model: torch.nn.Module) -> None:
-    """Let torch compile the layers: they are alike, so it does that once, and for all lengths."""
+    """Let torch compile the layers: they are alike, so once for the first length, once for all."""
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            layer.compile(backend=COMPILER, dynamic=True)
+            layer.compile(backend=COMPILER)
 
 
 def _about(folder: str | Path, settings: Settings, policy: Policy | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sharpmax.torch.kernels.launch import Launcher
 from sharpmax.torch.kernels.rounding import ceil_div, power_of_2
 
 if TYPE_CHECKING:
@@ -78,18 +79,18 @@ def _unscaled_kernel(
     tl.store(grad_beta + row, tl.sum(scaled * tile, 1), mask=rows < queries)
 
 
+_scaled, _unscaled = Launcher(_scaled_kernel), Launcher(_unscaled_kernel)
+
+
 def scaled(query: Tensor, beta: Tensor) -> Tensor:
     """Return β·q in the dtype of q, contiguous."""
     batch, heads, queries, width = query.shape
     query = query if query.stride(-1) == 1 else query.contiguous()
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    _scaled_kernel[(ceil_div(queries, ROWS), batch * heads)](
-        query,
-        beta,
-        out,
-        *query.stride()[:3],
-        heads,
-        queries,
+    _scaled(
+        (ceil_div(queries, ROWS), batch * heads),
+        (query, beta, out),
+        (*query.stride()[:3], heads, queries),
         WIDTH=width,
         BLOCK_D=power_of_2(width),
         ROWS=ROWS,
@@ -103,16 +104,10 @@ def unscaled(grad: Tensor, query: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]
     grad, query = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, query))
     grad_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     grad_beta = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    _unscaled_kernel[(ceil_div(queries, ROWS), batch * heads)](
-        grad,
-        query,
-        beta,
-        grad_query,
-        grad_beta,
-        *grad.stride()[:3],
-        *query.stride()[:3],
-        heads,
-        queries,
+    _unscaled(
+        (ceil_div(queries, ROWS), batch * heads),
+        (grad, query, beta, grad_query, grad_beta),
+        (*grad.stride()[:3], *query.stride()[:3], heads, queries),
         WIDTH=width,
         BLOCK_D=power_of_2(width),
         ROWS=ROWS,

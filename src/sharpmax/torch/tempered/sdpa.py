@@ -55,7 +55,7 @@ def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor 
             value,
             is_causal=scores.is_square_causal,
             scale=scale,
-            enable_gqa=scores.query.shape[1] != scores.key.shape[1],
+            enable_gqa=bool(scores.query.shape[1] != scores.key.shape[1]),
         )
     return out
 

@@ -44,6 +44,7 @@ from sharpmax.torch.kernels.hopper.stream import (
     store_rows,
     tiles_of,
 )
+from sharpmax.torch.kernels.launch import Launcher
 from sharpmax.torch.kernels.rounding import ceil_div
 from sharpmax.torch.kernels.tile import FAR_BELOW, LOG2_E
 
@@ -332,6 +333,10 @@ def _values_kernel(
     tl.store(values + 2 * padded, row_grad_entropy * scale, mask=query < padded)
 
 
+_grad_query, _grad_key = Launcher(grad_query_kernel), Launcher(grad_key_kernel)
+_values = Launcher(_values_kernel)
+
+
 def gradients(
     scores: Scores, lse: Tensor, entropy: Tensor, grad_lse: Tensor, grad_entropy: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -352,26 +357,18 @@ def gradients(
     }
     scales = scores.scale, base_2(scores.scale)
     planes = batch * heads
-    grad_query_kernel[programs(planes * ceil_div(queries, TILE_ROWS), query.device)](
-        tiles_of(query, ROWS.value),
-        tiles_of(key, TILE_COLUMNS),
-        values,
-        grad_query,
-        planes,
-        *numbers,
-        values.shape[-1],
-        *scales,
+    _grad_query(
+        programs(planes * ceil_div(queries, TILE_ROWS), query.device),
+        (tiles_of(query, ROWS.value), tiles_of(key, TILE_COLUMNS), values, grad_query),
+        (planes, *numbers, values.shape[-1], *scales),
         **settings,
     )
     planes = batch * key.shape[1]
-    grad_key_kernel[programs(planes * ceil_div(keys, TILE_ROWS), query.device)](
-        tiles_of(query, TILE_COLUMNS),
-        tiles_of(key, ROWS.value),
-        row_values(values.view(-1, values.shape[-1])),
-        grad_key,
-        planes,
-        *numbers,
-        *scales,
+    by_row = row_values(values.view(-1, values.shape[-1]))
+    _grad_key(
+        programs(planes * ceil_div(keys, TILE_ROWS), query.device),
+        (tiles_of(query, TILE_COLUMNS), tiles_of(key, ROWS.value), by_row, grad_key),
+        (planes, *numbers, *scales),
         **settings,
     )
     return grad_query, grad_key
@@ -384,15 +381,10 @@ def _query_values(
     batch, heads, queries = scores.shape
     padded = ceil_div(queries, 4) * 4
     values = torch.empty(batch, heads, 3, padded, dtype=torch.float32, device=lse.device)
-    _values_kernel[(ceil_div(padded, 1024), batch * heads)](
-        lse,
-        entropy,
-        grad_lse.contiguous(),
-        grad_entropy.contiguous(),
-        values,
-        queries,
-        padded,
-        scores.scale,
+    _values(
+        (ceil_div(padded, 1024), batch * heads),
+        (lse, entropy, grad_lse.contiguous(), grad_entropy.contiguous(), values),
+        (queries, padded, scores.scale),
         BLOCK=1024,
     )
     return values
