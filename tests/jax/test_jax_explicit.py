@@ -69,6 +69,7 @@ same(call(weights, sharded(x, "data")), call(weights, x), ("data", None, None))
 def test_a_sharded_batch_and_sharded_heads_stay_where_they_are():
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # most of the time is compiling
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(

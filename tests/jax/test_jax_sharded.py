@@ -72,6 +72,7 @@ except NotImplementedError as error:
 def test_sharded_keys_are_those_of_one_device():
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # most of the time is compiling
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(

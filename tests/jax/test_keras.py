@@ -73,10 +73,14 @@ refused(lambda: MultiHeadAttention(4, 8, attention_axes=(2,))(deep, deep))
 """
 
 
+JAX = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+"""Most of the time is compiling."""
+
+
 def run(script, **environment):
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"} | environment,
+        env=os.environ | JAX | environment,
         capture_output=True,
         text=True,
     )

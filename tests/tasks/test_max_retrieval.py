@@ -152,16 +152,16 @@ Study.open(Path(sys.argv[1]), settings, torch.device("cpu"), save_every=0.0).run
 RESULTS = ("weights.safetensors", "training.csv", "evaluation.csv", "comparison.csv", "fit.csv")
 
 
-@pytest.mark.parametrize("file", ["checkpoint.safetensors", "evaluation.json"])
-def test_a_killed_run_ends_like_an_unbroken_one(tmp_path, file):
+def test_a_run_killed_while_training_and_again_while_asking_ends_like_an_unbroken_one(tmp_path):
     command = [sys.executable, "-c", RUN]
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    process = subprocess.Popen([*command, broken])
-    while process.poll() is None and not (broken / file).exists():
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not (broken / "comparison.csv").exists()
+    for file in ("checkpoint.safetensors", "evaluation.json"):
+        process = subprocess.Popen([*command, broken])
+        while process.poll() is None and not (broken / file).exists():
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not (broken / "comparison.csv").exists()
     for folder in (broken, unbroken):
         subprocess.run([*command, folder], check=True)
     for name in RESULTS:
