@@ -180,8 +180,8 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
         return out.transpose(1, 2).contiguous(), weights
 
     # In training, plain causal attention is compiled with what is around it. Other passes go by
-    # the length, and would be compiled anew for every one.
-    by_chunks = bool(policy.reads & {"entropy_at", "max"})
+    # the length or the layer, and would be compiled anew for every one.
+    goes_apart = isinstance(policy, PerHead) or bool(policy.reads & {"entropy_at", "max"})
     uncompiled = torch.compiler.disable(sharpened)  # type: ignore[no-untyped-call]
 
     def answered(
@@ -192,7 +192,7 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
         attention_mask: Tensor | None,
         **asked: Any,
     ) -> Any:
-        is_plain = attention_mask is None and asked.get("softcap") is None and not by_chunks
+        is_plain = attention_mask is None and asked.get("softcap") is None and not goes_apart
         call = sharpened if is_plain or not module.training else uncompiled
         return call(module, query, key, value, attention_mask, **asked)
 
