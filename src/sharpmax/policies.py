@@ -357,7 +357,8 @@ class Detached(Policy):
 
     def layer(self, index: int) -> Policy:
         """Return the policy of one layer."""
-        return Detached(self.base.layer(index))
+        base = self.base.layer(index)
+        return self if base is self.base else Detached(base)
 
     def __call__(self, rows: Rows) -> Array | float:
         """Return the base's β as a constant."""

@@ -3,6 +3,7 @@
 import csv
 import json
 
+from sharpmax import Fixed
 from sharpmax.tasks.clrs import load
 
 SMALL = ("--algorithm", "bfs", "--algorithm", "minimum", "--size", 4, "--size", 6, "--each", 3)
@@ -91,6 +92,43 @@ def test_train_and_evaluate(run, tmp_path):
     code, said = run("clrs", "evaluate", tmp_path / "train", *asked)
     assert code == 2
     assert "holds no model that sharpmax clrs train has made" in said
+    code, said = run("clrs", "evaluate", tmp_path / "plain", *asked, "--entropy-samples", -1)
+    assert code == 2
+    assert "entropy_samples must be at least 0, got -1" in said
+
+
+def test_what_is_pooled_and_what_is_measured_later(run, tmp_path):
+    given = ("--algorithm", "minimum", "--size", 4, "--each", 3, "--no-trace", "--workers", 1)
+    run("clrs", "generate", tmp_path / "set", *given)
+    train = ("clrs", "train", tmp_path / "set", "--decoder", "tiny", "--batch", 2)
+    train += ("--device", "cpu", "--context", 80)
+    for name, more in {"one": (), "other": ("--seed", 1), "longer": ("--seed", 2)}.items():
+        steps = 2 if name == "longer" else 1
+        code, said = run(*train, "--out", tmp_path / name, "--steps", steps, *more)
+        assert code == 0, said
+    evaluate = ("clrs", "evaluate", "--data", tmp_path / "set", "--device", "cpu")
+    evaluate += ("--out", tmp_path / "out")
+    code, said = run(*evaluate, tmp_path / "one", tmp_path / "longer")
+    assert code == 2
+    assert "are both called plain, and differ in more than the seed" in said
+    for beta in (2.0, 3.0):
+        (tmp_path / str(beta)).mkdir()
+        Fixed(beta).save(tmp_path / str(beta) / "own.json")
+    policies = [part for b in (2.0, 3.0) for part in ("--policy", tmp_path / str(b) / "own.json")]
+    for samples in (0, 1):
+        code, said = run(
+            *(*evaluate, tmp_path / "one", tmp_path / "other", *policies),
+            *("--entropy-samples", samples),
+        )
+        assert code == 0, said
+        with (tmp_path / "out" / "answers.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == 3 * 2  # plain and both policies, of two seeds
+        with (tmp_path / "out" / "entropies.csv").open() as file:
+            assert len(list(csv.DictReader(file))) == 6 * samples * 2 * 2
+    code, said = run(*evaluate, tmp_path / "longer")
+    assert code == 2
+    assert "holds answers of another model that is called plain" in said
 
 
 def test_what_cannot_be_trained(run, tmp_path):

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask
 
-from sharpmax import HELD, PAPER, EntropyCap, Fixed, LogLength, PerHead
+from sharpmax import HELD, PAPER, Detached, EntropyCap, Fixed, LogLength, PerHead
 from sharpmax.hf import sharpen
 from sharpmax.hf.masks import MARK, KeyMask, visible_keys
 from sharpmax.hf.request import Request
@@ -205,7 +205,7 @@ def test_compiles(llama):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # by torch, while it traces
-@pytest.mark.parametrize("policy", [PAPER, LogLength(16, 0.2)], ids=["entropy", "length"])
+@pytest.mark.parametrize("policy", [Detached(PAPER), LogLength(16, 0.2)], ids=["entropy", "length"])
 def test_layers_in_training_compile_whole_and_once_for_all(policy):
     model = tiny("llama").train()
     graphs = []
@@ -331,6 +331,8 @@ def test_a_policy_for_another_model(llama):
         sharpen(llama, PerHead(Fixed(1.0), {"beta": [[1.0] * 4] * 3}))
     with pytest.raises(ValueError, match="for 5 heads"):
         sharpen(llama, PerHead(Fixed(1.0), {"beta": [1.0] * 5}))
+    with pytest.raises(ValueError, match="for 5 heads"):
+        sharpen(llama, Detached(PerHead(Fixed(1.0), {"beta": [1.0] * 5})))
     assert llama.config._attn_implementation == "eager"
 
 

@@ -9,12 +9,14 @@ from sharpmax.report.clrs.report import finding, summary_table
 
 
 def row(case, algorithm, size, right, *, trained=False, seed=0, asked=100, too_long=0):
+    """Of a model that was trained on sizes up to 8."""
     return {
         "case": case,
         "seed": seed,
         "algorithm": algorithm,
         "size": size,
         "trained": trained,
+        "beyond": size > 8,
         "right": right,
         "asked": asked,
         "too_long": too_long,
@@ -45,6 +47,13 @@ def test_beyond_is_above_all_sizes_that_were_trained_on(tables):
     pooled = {(r["case"], r["algorithm"]): r for r in tables.pooled("case", "algorithm")}
     assert pooled["plain", "bfs"]["asked"] == 800
     assert pooled["plain", "bfs"]["right"] == 2 * (95 + 90 + 95 + 20)
+
+
+def test_what_is_beyond_does_not_depend_on_what_else_was_asked():
+    tables = Tables([row("plain", "bfs", 16, 20), row("paper in both", "bfs", 16, 60)])
+    assert finding(tables).startswith("Plain answers 20% rightly beyond the sizes that it was")
+    assert tables.outcomes() == {"paper in both": {"bfs": "won"}}
+    assert not Tables([row("plain", "bfs", 6, 20)]).beyond()
 
 
 def test_who_wins(tables):

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from sharpmax.tasks.clrs import train as training
 from sharpmax.tasks.clrs.decoder import CONTEXT, decoder
 from sharpmax.tasks.clrs.entropies import Entropy, entropies
 from sharpmax.tasks.clrs.evaluate import Answers, evaluate
-from sharpmax.tasks.clrs.folder import Folder
+from sharpmax.tasks.clrs.folder import Folder, alike
 from sharpmax.tasks.clrs.presets import PRESETS
 from sharpmax.tasks.clrs.sequences import IGNORED, ByLength, Collator, Sequences
 from sharpmax.tasks.clrs.settings import Settings
@@ -127,6 +128,13 @@ def test_tokens_are_kept_beside_the_data(tokenizer, small_set, tmp_path):
         Sequences.of_folder(folder, tokenizer, 60)
 
 
+def test_tokens_that_cannot_be_kept_are_made_all_the_same(tokenizer, small_set, monkeypatch):
+    wanted = len(Sequences.of_folder(small_set, tokenizer, 60))
+    nowhere = pathlib.Path("/proc/nowhere/tokens.safetensors")
+    monkeypatch.setattr("sharpmax.tasks.clrs.sequences._place", lambda *_: nowhere)
+    assert len(Sequences.of_folder(small_set, tokenizer, 60)) == wanted
+
+
 def load_names(folder):
     return json.loads((folder / "clrs.json").read_text())["files"]
 
@@ -169,31 +177,52 @@ def test_a_model_learns_what_it_is_shown_and_says_so(small_set, tmp_path):
     assert right == likeliest_too
 
 
-def test_results_count_whatever_steps_come_before_them(tokenizer, tmp_path):
-    """A model that reads nothing of an answer as it is, and writes others of its own."""
-    generate(Recipe({"minimum": (4,)}, each=8), tmp_path / "set", workers=1)
-    model = decoder("tiny", tokenizer)
+def writes(model, tokenizer, table, answers):
+    """Let a model read nothing of any right answer, and write these."""
     model.lm_head.weight.data.zero_()
-    wanted = [row["answer"] for row in load(tmp_path / "set").to_pylist()]
-    written = ["0, 0 | " + answer.rsplit(" | ", 1)[1] for answer in wanted]
-    longest = max(map(len, written))
+    texts = dict(zip((row["question"] for row in table.to_pylist()), answers, strict=True))
 
-    def generate_as_wanted(tokens, **_):
-        place = [tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
-        asked = [row["question"] for row in load(tmp_path / "set").to_pylist()]
-        texts = [written[asked.index(question)].ljust(longest) for question in place]
-        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return torch.cat([tokens, torch.tensor(ids)], 1)
+    def generate(tokens, max_new_tokens, **_):
+        asked = [tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
+        ids = [tokenizer(texts[one], add_special_tokens=False)["input_ids"] for one in asked]
+        filled = [[*row, *[tokenizer.pad_token_id] * max_new_tokens] for row in ids]
+        return torch.cat([tokens, torch.tensor([row[:max_new_tokens] for row in filled])], 1)
 
-    model.generate = generate_as_wanted
-    (found,) = evaluate(model, tokenizer, load(tmp_path / "set"))
-    assert found.right == found.asked == 8
-    assert found.whole == sum(a.strip() == w.strip() for a, w in zip(wanted, written, strict=True))
+    model.generate = generate
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_results_count_whatever_steps_come_before_them_and_end_in_time(
+    tokenizer, tmp_path, at_once
+):
+    generate(Recipe({"minimum": (4, 6)}, each=6), tmp_path / "set", workers=1)
+    table = load(tmp_path / "set")
+    wanted = [row["answer"] for row in table.to_pylist()]
+    model = decoder("tiny", tokenizer)
+    for before, end, right in (
+        ("9, 9 | ", "<eos>", 6),  # other steps
+        ("9, 9 | ", "", 0),  # no end
+        ("0, " * 200 + " | ", "<eos>", 0),  # the end comes too late
+    ):
+        written = [before + answer.rsplit(" | ", 1)[1] + end for answer in wanted]
+        writes(model, tokenizer, table, written)
+        found = evaluate(model, tokenizer, table, at_once=at_once)
+        assert [(row.right, row.whole, row.asked) for row in found] == [(right, 0, 6)] * 2
+
+
+def test_what_is_trained_on_and_what_lies_beyond(tokenizer, small_set):
+    model = decoder("tiny", tokenizer)
+    for sizes, told in (
+        ({"minimum": [4, 5]}, [(False, False), (True, False), (False, True)]),
+        ({"minimum": [8], "bfs": [4]}, [(True, False), (False, False), (False, False)]),
+    ):
+        found = evaluate(model, tokenizer, load(small_set), trained=sizes)
+        assert [(row.trained, row.beyond) for row in found] == told
 
 
 def test_results_of_one_folder_are_of_the_same_questions(tmp_path):
     about, made_of = {"files": ["a"]}, {"policy": None}
-    row = Answers("plain", 0, "bfs", 4, True, 1, 2, 0.5, 0.1, 0.9, 1, 0)
+    row = Answers("plain", 0, "bfs", 4, True, False, 1, 2, 0.5, 0.1, 0.9, 1, 0)
     head = Entropy("plain", 0, "bfs", 4, 0, 1, 0.25, 0.5)
     Folder(tmp_path, about).add("plain", 0, made_of, [row], [head])
     found = Folder.open(tmp_path, about)
@@ -202,6 +231,8 @@ def test_results_of_one_folder_are_of_the_same_questions(tmp_path):
     assert not found.holds("plain", 1, made_of)
     with pytest.raises(ValueError, match="another model that is called plain, seed 0"):
         found.holds("plain", 0, {"policy": PAPER.to_dict()})
+    with pytest.raises(ValueError, match="another model that is called plain, seed 0"):
+        found.holds("plain", 1, {"policy": PAPER.to_dict()})  # it would be pooled with the first
     with pytest.raises(ValueError, match="holds answers to other questions"):
         Folder.open(tmp_path, {"files": ["b"]})
     found.add("paper", 0, made_of, [dataclasses.replace(row, case="paper")], [])
@@ -209,9 +240,25 @@ def test_results_of_one_folder_are_of_the_same_questions(tmp_path):
     del told["cases"]["paper, seed 0"]  # as if stopped before it was whole
     (tmp_path / "evaluation.json").write_text(json.dumps(told))
     assert Folder.open(tmp_path, about).answers == [row]
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".new")]
     (tmp_path / "answers.csv").write_text("case\nplain\n")
     with pytest.raises(ValueError, match="cannot be read"):
         Folder.open(tmp_path, about)
+
+
+def test_two_evaluations_into_one_folder_lose_nothing(tmp_path):
+    one, other = (Folder.open(tmp_path, {}) for _ in range(2))
+    one.add("plain", 0, {}, [], [])
+    other.add("paper", 0, {}, [], [])
+    assert {*Folder.open(tmp_path, {}).cases} == {"plain, seed 0", "paper, seed 0"}
+
+
+def test_cases_differ_by_their_seeds_alone():
+    training = {"data": {}, "settings": {"seed": 0, "steps": 10}}
+    other = {"data": {}, "settings": {"seed": 1, "steps": 10}}
+    longer = {"data": {}, "settings": {"seed": 0, "steps": 20}}
+    assert alike({"training": training, "policy": None}, {"training": other, "policy": None})
+    assert not alike({"training": training, "policy": None}, {"training": longer, "policy": None})
 
 
 def test_questions_over_the_context_are_counted_and_not_asked(tokenizer, small_set):
@@ -377,8 +424,10 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(small_set, tmp_path
     cut = checkpoints / "checkpoint-39"
     cut.mkdir()
     (cut / "trainer_state.json").write_text('{"global_step": 3')
+    others = dataclasses.replace(LONGER, save_every=7)
     for _ in range(3):  # what is done stays so
-        train(small_set, tmp_path / "killed", LONGER, on_cpu=True)
+        train(small_set, tmp_path / "killed", others, on_cpu=True)
+        assert (checkpoints / "checkpoint-35").is_dir()
         assert losses(tmp_path / "killed") == [
             (step, pytest.approx(loss, rel=1e-4)) for step, loss in losses(tmp_path / "whole")
         ]

@@ -455,6 +455,28 @@ def test_compiles(policy):
     assert query.grad is not None
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("implementation", ["triton", "flash"])
+def test_derivatives_of_other_kinds_are_refused_where_they_would_be_wrong(implementation):
+    query, key, _ = CASES["causal"].tensors(torch.float32, "cpu")
+    query, key = query.detach(), key.detach()
+
+    def lse(query):
+        found = row_statistics(query, key, is_causal=True, implementation=implementation)
+        return found.lse.square().sum()
+
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.func.jvp(lse, (query,), (torch.ones_like(query),))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(query, torch.ones_like(query))
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            lse(dual)
+    query.requires_grad_()
+    (gradient,) = torch.autograd.grad(lse(query), query, create_graph=True)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        gradient.sum().backward()
+
+
 def test_a_beta_of_any_shape_in_chunks(monkeypatch):
     monkeypatch.setattr("sharpmax.torch.scores.CHUNK_ELEMENTS", 300)
     query, key, value = CASES["causal"].tensors(torch.float32, "cpu")

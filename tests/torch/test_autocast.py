@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sharpmax import PAPER, Fixed
+from sharpmax.hf.request import Request
 from sharpmax.torch import attention, row_statistics
 
 
@@ -42,3 +43,19 @@ def test_statistics_are_not_rounded(tensors):
     assert found.entropy.dtype == torch.float32
     assert exact.entropy.dtype == torch.float64
     assert torch.equal(found.entropy, wanted.entropy)
+
+
+def test_devices_that_know_no_autocast():
+    query, key, value = torch.empty(3, 2, 4, 40, 16, device="meta")
+    assert attention(query, key, value, policy=Fixed(2.0), is_causal=True).shape == query.shape
+
+
+def test_weights_of_a_layer_are_chosen_from_logits_that_are_not_rounded(tensors):
+    query, key, value = tensors
+    settings = {"is_causal": True, "window": None, "softcap": None, "scale": 0.5, "mask": None}
+    halves = query.bfloat16(), key.bfloat16(), value
+    wanted, weights = Request(*halves, **settings).answered_with_weights(PAPER, 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, found = Request(*tensors, **settings).answered_with_weights(PAPER, 0.0)
+    assert torch.equal(out, wanted)
+    assert torch.equal(found, weights)

@@ -21,6 +21,7 @@ from sharpmax.cli.terminal import (
     progress_bars,
     require_place,
     torch_device,
+    torch_dtype,
 )
 from sharpmax.policy import POLICY_FILE, Policy
 
@@ -225,12 +226,12 @@ def evaluate(
 
     if at_once is not None and at_once < 1:
         raise ValueError(f"at_once must be at least 1, got {at_once}")
+    if entropy_samples < 0:
+        raise ValueError(f"entropy_samples must be at least 0, got {entropy_samples}")
     table = load(data)
-    others = {
-        name: chosen
-        for given in dict.fromkeys(policy or ())
-        for name, chosen in ({PLAIN: None} if given == PLAIN else named_policies([given])).items()
-    }
+    asked_for = policy or []
+    others: dict[str, Policy | None] = {PLAIN: None} if PLAIN in asked_for else {}
+    others |= named_policies([name for name in asked_for if name != PLAIN])
     told = {folder: about(folder) for folder in models}
     trained = {folder: trained_sizes(folder) for folder in models}
     seeds = {folder: int(told[folder]["settings"]["seed"]) for folder in models}
@@ -241,16 +242,27 @@ def evaluate(
         raise ValueError(f"{most} models are of one case and seed: {case}, seed {seed}")
     require_place(out / ANSWERS)
     results = Folder.open(out, about_data(data))
+    used = str(torch_dtype(dtype, torch_device(device)))
     made_of = {
-        (folder, case): {"training": told[folder], "policy": chosen and chosen.to_dict()}
+        (folder, case): {
+            "training": told[folder],
+            "policy": chosen and chosen.to_dict(),
+            "dtype": used,
+        }
         for folder in models
         for case, chosen in cases[folder].items()
+    }
+    _require_alike(made_of)
+    held = {
+        (folder, case): results.holds(case, seeds[folder], made_of[folder, case])
+        for folder, case in made_of
     }
     missing = {
         folder: [
             case
             for case in cases[folder]
-            if not results.holds(case, seeds[folder], made_of[folder, case])
+            if not held[folder, case]
+            or (entropy_samples and not results.has_entropies(case, seeds[folder]))
         ]
         for folder in models
     }
@@ -263,13 +275,17 @@ def evaluate(
             for case in missing[folder]:
                 bar = bars.add_task(f"{folder.name}: {case}", total=table.num_rows)
                 asked_of = (loaded.model, loaded.tokenizer, table, cases[folder][case])
-                answers = evaluated(
-                    *asked_of,
-                    case=case,
-                    seed=seeds[folder],
-                    trained=trained[folder],
-                    at_once=AT_ONCE if at_once is None else at_once,
-                    tell=lambda count, bar=bar: bars.advance(bar, count),  # type: ignore[misc]
+                answers = (
+                    []
+                    if held[folder, case]
+                    else evaluated(
+                        *asked_of,
+                        case=case,
+                        seed=seeds[folder],
+                        trained=trained[folder],
+                        at_once=AT_ONCE if at_once is None else at_once,
+                        tell=lambda count, bar=bar: bars.advance(bar, count),  # type: ignore[misc]
+                    )
                 )
                 heads = (
                     entropies(*asked_of, case=case, seed=seeds[folder], each=entropy_samples)
@@ -279,11 +295,23 @@ def evaluate(
                 results.add(case, seeds[folder], made_of[folder, case], answers, heads)
     first = sorted(results.answers, key=lambda row: row.case != PLAIN)
     tables = Tables([asdict(row) for row in first], [asdict(row) for row in results.entropies])
-    page = write_report(
-        out, tables, {"data": data, "models": ", ".join(folder.name for folder in models)}
-    )
+    page = write_report(out, tables, {"data": data, "models": ", ".join(results.cases)})
     console.print(_told(tables))
     console.print(f"Figures, tables and the page: {escape(str(page))}", soft_wrap=True)
+
+
+def _require_alike(made_of: dict[tuple[Path, str], dict[str, Any]]) -> None:
+    """Raise a ValueError if two models of one case, whose answers are pooled, differ in more."""
+    from sharpmax.tasks.clrs.folder import alike
+
+    first: dict[str, Path] = {}
+    for folder, case in made_of:
+        other = first.setdefault(case, folder)
+        if not alike(made_of[folder, case], made_of[other, case]):
+            raise ValueError(
+                f"{other} and {folder} are both called {case}, and differ in more than the seed: "
+                "evaluate them into folders of their own, by --out"
+            )
 
 
 def _cases(

@@ -58,11 +58,13 @@ def torch_device(name: str) -> torch.device:
     return torch.device("cuda" if has_gpu else "cpu")
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the dtype of that name."""
+def torch_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of that name; "auto" is bfloat16 on a GPU and float32 elsewhere."""
     import torch
 
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
     if name not in known:
         raise ValueError(f"dtype must be one of {', '.join(known)}, got {name!r}")
     return known[name]
@@ -126,9 +128,7 @@ def loaded_model(name: str, device: str, dtype: str, console: Console) -> Loaded
     from sharpmax.hf import load
 
     place = torch_device(device)
-    if dtype == "auto":
-        dtype = "bfloat16" if place.type == "cuda" else "float32"
-    kind = torch_dtype(dtype)
+    kind = torch_dtype(dtype, place)
     # It would stand among the lines of this command.
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return load(name, device=place, dtype=kind, tell=console.print)

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from sharpmax.hf.masks import MARK, KeyMask
 from sharpmax.rows import LogitRows
 from sharpmax.torch.attention import attention
+from sharpmax.torch.autocast import as_under_autocast
 from sharpmax.torch.scores import Scores
 
 if TYPE_CHECKING:
@@ -116,12 +117,9 @@ class Request:
 
     def answered_with_weights(self, policy: Policy, dropout: float) -> tuple[Tensor, Tensor]:
         """Return the output and the weights themselves, all of them held at once."""
-        scores = self.scores()
-        every, keys = slice(0, self.query.shape[2]), slice(0, self.key.shape[2])
-        rows = LogitRows.of(scores.logits(every, keys), where=scores.visible(every, keys))
-        weights = rows.softmax(policy(rows)).to(self.query.dtype)
-        value = self.value.repeat_interleave(self.query.shape[1] // self.value.shape[1], dim=1)
-        out = dropped(weights, dropout) @ value
+        out, weights = _with_weights(
+            self.query, self.key, self.value, policy, dropout, **self._settings()
+        )
         return out, weights[..., 1:] if self.has_sink else weights
 
     def _settings(self) -> dict[str, Any]:
@@ -165,3 +163,16 @@ class Request:
             window=window,
             has_sink=True,
         )
+
+
+@as_under_autocast
+def _with_weights(
+    query: Tensor, key: Tensor, value: Tensor, policy: Policy, dropout: float, **settings: Any
+) -> tuple[Tensor, Tensor]:
+    """Return softmax(β·logits)·value, and the weights before any of them are dropped."""
+    scores = Scores.of(query, key, **settings)
+    every, keys = slice(0, query.shape[2]), slice(0, key.shape[2])
+    rows = LogitRows.of(scores.logits(every, keys), where=scores.visible(every, keys))
+    weights = rows.softmax(policy(rows)).to(query.dtype)
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return dropped(weights, dropout) @ value, weights

@@ -21,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from sharpmax.hf.masks import visible_keys
 from sharpmax.hf.request import Request
 from sharpmax.per_head import PerHead
-from sharpmax.policies import PAPER
+from sharpmax.policies import PAPER, Detached
 from sharpmax.policy import Policy, require_policy
 
 try:
@@ -148,10 +148,7 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
     places = places_of(model)
 
     def policy_of(layer: int, device: torch.device) -> Policy:
-        chosen = policy.layer(layer)
-        if isinstance(chosen, PerHead):
-            return chosen.with_arrays(lambda x: torch.as_tensor(x, device=device))
-        return chosen
+        return _on(device, policy.layer(layer))
 
     # A layer's number is not asked for in vain: compiled layers would be compiled one by one.
     differs = policy.layer(0) is not policy
@@ -181,7 +178,7 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
 
     # In training, plain causal attention is compiled with what is around it. Other passes go by
     # the length or the layer, and would be compiled anew for every one.
-    goes_apart = isinstance(policy, PerHead) or bool(policy.reads & {"entropy_at", "max"})
+    goes_apart = _heads_of(policy) is not None or bool(policy.reads & {"entropy_at", "max"})
     uncompiled = torch.compiler.disable(sharpened)  # type: ignore[no-untyped-call]
 
     def answered(
@@ -197,6 +194,23 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
         return call(module, query, key, value, attention_mask, **asked)
 
     return answered
+
+
+def _heads_of(policy: Policy) -> PerHead | None:
+    """Return the policy by head that a policy is, or that it makes a constant."""
+    if isinstance(policy, Detached):
+        return _heads_of(policy.base)
+    return policy if isinstance(policy, PerHead) else None
+
+
+def _on(device: torch.device, policy: Policy) -> Policy:
+    """Return the policy with its numbers by head on a device."""
+    if isinstance(policy, Detached):
+        base = _on(device, policy.base)
+        return policy if base is policy.base else Detached(base)
+    if isinstance(policy, PerHead):
+        return policy.with_arrays(lambda x: torch.as_tensor(x, device=device))
+    return policy
 
 
 def watched_by(
@@ -245,7 +259,8 @@ def require_interface(model: object) -> None:
 
 def require_fit(model: PreTrainedModel, policy: Policy) -> None:
     """Raise a ValueError if the policy differs by head, and the model has other heads."""
-    if not isinstance(policy, PerHead):
+    by_head = _heads_of(policy)
+    if by_head is None:
         return
     name, config = type(model).__name__, model.config
     layers, heads = layers_and_heads(model)
@@ -254,9 +269,9 @@ def require_fit(model: PreTrainedModel, policy: Policy) -> None:
             f"policy differs by head, and {name} has several parts with heads of their own: "
             "sharpen one of them, such as its language model"
         )
-    if policy.shape not in ((heads,), (layers, heads)):
+    if by_head.shape not in ((heads,), (layers, heads)):
         raise ValueError(
-            f"policy is for {' layers of '.join(map(str, policy.shape))} heads, and {name} has "
+            f"policy is for {' layers of '.join(map(str, by_head.shape))} heads, and {name} has "
             f"{layers} layers of {heads}"
         )
 

@@ -23,7 +23,7 @@ def as_under_autocast(call: Callable[Given, Found]) -> Callable[Given, Found]:
     def casting(*args: Given.args, **settings: Given.kwargs) -> Found:
         first = args[0] if args else settings.get("query")
         device = first.device.type if isinstance(first, Tensor) else "cpu"
-        if not torch.is_autocast_enabled(device):
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
             return call(*args, **settings)
         dtype = torch.get_autocast_dtype(device)
 

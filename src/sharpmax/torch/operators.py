@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.library import custom_op
 
 from sharpmax.torch.scores import Scores
@@ -47,7 +48,14 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         """Call it by the shortest way."""
         tensors = [x for x in arguments if isinstance(x, Tensor)]
-        if torch.compiler.is_compiling() or _is_traced(tensors):
+        if torch.compiler.is_compiling():
+            return self._operator(*arguments)
+        if any(unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
+            raise NotImplementedError(
+                "attention has no forward-mode derivatives by its kernels: use reverse mode, or "
+                'implementation="reference"'
+            )
+        if _is_traced(tensors):
             return self._operator(*arguments)
         wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         return (self._with_gradient if wants_gradient else self._function)(*arguments)

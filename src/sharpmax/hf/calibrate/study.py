@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sharpmax
+from sharpmax.files import written_whole
 from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import CHANGED, Check, Fitting
 from sharpmax.hf.calibrate.processes import Processes
@@ -351,9 +351,8 @@ class _Folder:
             for stage, state in study.states.items()
             for name, tensor in state.items()
         }
-        fresh = self.path / f"{TENSORS}.new"
-        save_file(tensors, fresh)
-        os.replace(fresh, self.path / TENSORS)
+        with written_whole(self.path / TENSORS) as fresh:
+            save_file(tensors, fresh)
         saved = {
             "about": self._about,
             "step": study.step,
@@ -361,9 +360,8 @@ class _Folder:
             "points": [asdict(point) for point in study.points],
             "policies": {name: policy.to_dict() for name, policy in study.policies.items()},
         }
-        fresh = self.path / f"{STATE}.new"
-        fresh.write_text(json.dumps(saved), encoding="utf-8")
-        os.replace(fresh, self.path / STATE)
+        with written_whole(self.path / STATE) as fresh:
+            fresh.write_text(json.dumps(saved), encoding="utf-8")
         write_csv(self.path / POINTS, Point, study.points)
 
     def finish(self, found: Calibration) -> None:

@@ -47,7 +47,9 @@ def finding(tables: Tables) -> str:
             "was trained on"
         )
     if first in beyond:
-        parts.append(f"{beyond[first]['share']:.0%} beyond them")
+        share = f"{beyond[first]['share']:.0%}"
+        alone = f"{_upper(first)} answers {share} rightly beyond the sizes that it was trained on"
+        parts.append(f"{share} beyond them" if parts else alone)
     told = " and ".join(parts) + "." if parts else ""
     outcomes = tables.outcomes()
     for case, by_algorithm in outcomes.items():
@@ -87,7 +89,8 @@ def summary_table(tables: Tables) -> Table:
 def _summary(tables: Tables) -> Section:
     return Section(
         "In short",
-        "An answer is right if every character of it is. Lines of a case are pooled over seeds.",
+        "An answer is right if every character of its result is, whatever steps come before it. "
+        "Lines of a case are pooled over seeds.",
         table=summary_table(tables),
     )
 

@@ -16,7 +16,7 @@ class Tables:
     """The tables of an evaluation.
 
     Attributes:
-        answers: Of every case, seed, algorithm and size: trained, right, asked and too_long.
+        answers: Of every case, seed, algorithm and size: trained, beyond, right, asked, too_long.
         entropies: Of heads while answers are read: case, size, layer, head, entropy and share of
             each; empty if they were not measured.
     """
@@ -66,15 +66,7 @@ class Tables:
 
     def beyond(self) -> list[Row]:
         """Return the rows of sizes above all that were trained on."""
-        largest: dict[tuple[str, int, str], int] = {}
-        for row in self.within():
-            key = row["case"], row["seed"], row["algorithm"]
-            largest[key] = max(row["size"], largest.get(key, 0))
-        return [
-            row
-            for row in self.answers
-            if row["size"] > largest.get((row["case"], row["seed"], row["algorithm"]), math.inf)
-        ]
+        return [row for row in self.answers if row["beyond"]]
 
     def outcomes(self) -> dict[str, dict[str, Outcome]]:
         """Return for every case but the first, by algorithm, how it did beside the first.

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sharpmax.files import written_whole
 from sharpmax.tasks.clrs.generator import (
     DECIMALS,
     Sample,
@@ -212,10 +213,8 @@ def _make(path: Path, algorithm: str, size: int, seed: int, recipe: Recipe) -> N
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file; it is there when it is whole."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_bytes(content)
-    os.replace(fresh, path)
+    with written_whole(path) as fresh:
+        fresh.write_bytes(content)
 
 
 def _difference(held: dict[str, Any], wanted: dict[str, Any]) -> str:

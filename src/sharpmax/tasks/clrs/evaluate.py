@@ -36,6 +36,7 @@ class Answers:
         algorithm: Its name.
         size: Of its input.
         trained: Whether the model was trained on that algorithm and size.
+        beyond: Whether it was trained on that algorithm, but on no size as large.
         right: How many results were right, every character of them.
         asked: Of how many.
         share: The one over the other; 0 if nothing was asked.
@@ -50,6 +51,7 @@ class Answers:
     algorithm: str
     size: int
     trained: bool
+    beyond: bool
     right: int
     asked: int
     share: float
@@ -76,7 +78,8 @@ def evaluate(
     It writes its answers greedily, many side by side, each key and value computed once. What a
     model writes greedily is what it finds likeliest, token by token, while it reads: so the right
     answers are read first, all their tokens at once, and only where the model would have gone
-    astray it writes on from there, to see whether it comes to the right result all the same.
+    astray it writes on from there, to see whether it comes to the right result all the same. It
+    has as many tokens for that as the right answer, and must come to an end.
 
     Args:
         model: To ask.
@@ -100,13 +103,15 @@ def evaluate(
         asked = [outcome for outcome in group if outcome is not None]
         right = sum(outcome.right for outcome in asked)
         value, low, high = share_of(right, len(asked)) if asked else (0.0, 0.0, 1.0)
+        sizes = (trained or {}).get(algorithm, ())
         found.append(
             Answers(
                 case=case,
                 seed=seed,
                 algorithm=algorithm,
                 size=size,
-                trained=size in (trained or {}).get(algorithm, ()),
+                trained=size in sizes,
+                beyond=size > max(sizes, default=size),
                 right=right,
                 asked=len(asked),
                 share=value,
@@ -163,7 +168,7 @@ def _outcomes(
     tell(len(samples) - len(fitting))
     reader, astray = Reader(model), []
     fitting.sort(key=lambda question: len(question.asked) + len(question.wanted))
-    for part in _parts(fitting, at_once):
+    for part in _parts(fitting, at_once, context):
         for question in _read(reader, part):
             if question.left:
                 astray.append(question)
@@ -171,20 +176,29 @@ def _outcomes(
                 outcomes[question.number] = _Outcome(right=True, whole=True)
                 tell(1)
     astray.sort(key=lambda question: (question.left, len(question.begun)))
-    for part in _parts(astray, at_once):
-        room = context - max(len(question.begun) for question in part)
-        most = int(min(max(question.left for question in part), room))
-        for question, text in zip(part, _written(model, tokenizer, part, most), strict=True):
+    for part in _parts(astray, at_once, context):
+        for question, text in zip(part, _written(model, tokenizer, part), strict=True):
             wanted = samples[question.number]["answer"].strip()
-            result = text.rsplit(RESULT, 1)[-1] == wanted.rsplit(RESULT, 1)[-1]
+            result = text is not None and text.rsplit(RESULT, 1)[-1] == wanted.rsplit(RESULT, 1)[-1]
             outcomes[question.number] = _Outcome(right=result, whole=text == wanted)
         tell(len(part))
     return outcomes
 
 
-def _parts(questions: Sequence[_Question], count: int) -> Iterator[Sequence[_Question]]:
-    for start in range(0, len(questions), count):
-        yield questions[start : start + count]
+def _parts(
+    questions: Sequence[_Question], count: int, context: float
+) -> Iterator[Sequence[_Question]]:
+    """Yield questions that can be answered together: each has room for what any other needs."""
+    part: list[_Question] = []
+    for question in questions:
+        more = [*part, question]
+        room = context - max(len(one.begun) for one in more)
+        if part and (len(part) == count or room < max(one.left for one in more)):
+            yield part
+            more = [question]
+        part = more
+    if part:
+        yield part
 
 
 def _read(reader: Reader, questions: Sequence[_Question]) -> Iterator[_Question]:
@@ -198,12 +212,9 @@ def _read(reader: Reader, questions: Sequence[_Question]) -> Iterator[_Question]
 
 
 def _written(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[_Question],
-    most: int,
-) -> list[str]:
-    """Return the answers that the model gives, with up to so many tokens of its own."""
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[_Question]
+) -> list[str | None]:
+    """Return the answers that the model gives; None where one does not end in time."""
     longest = max(len(question.begun) for question in questions)
     filling = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     tokens = torch.full((len(questions), longest), filling)
@@ -214,14 +225,18 @@ def _written(
     out: Any = model.generate(  # type: ignore[operator]
         tokens.to(model.device),
         attention_mask=mask.to(model.device),
-        max_new_tokens=most,
+        max_new_tokens=max(question.left for question in questions),
         do_sample=False,
         pad_token_id=filling,
         eos_token_id=tokenizer.eos_token_id,
     )
-    whole = [
-        [*question.wanted[: question.sure], *written]
-        for question, written in zip(questions, out[:, longest:].tolist(), strict=True)
-    ]
-    texts: list[str] = tokenizer.batch_decode(whole, skip_special_tokens=True)
-    return [text.strip() for text in texts]
+    found: list[str | None] = []
+    for question, row in zip(questions, out[:, longest:].tolist(), strict=True):
+        written = row[: question.left]
+        if tokenizer.eos_token_id not in written:
+            found.append(None)
+            continue
+        own = written[: written.index(tokenizer.eos_token_id)]
+        text = tokenizer.decode([*question.wanted[: question.sure], *own], skip_special_tokens=True)
+        found.append(str(text).strip())
+    return found

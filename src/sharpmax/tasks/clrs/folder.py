@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sharpmax.files import written_whole
 from sharpmax.hf.table import write_csv
 from sharpmax.tasks.clrs.entropies import Entropy
 from sharpmax.tasks.clrs.evaluate import Answers
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Kind = TypeVar("Kind", bound=DataclassInstance)
 
 ABOUT, ANSWERS, ENTROPIES = "evaluation.json", "answers.csv", "entropies.csv"
+SEED = ", seed "
 READ: dict[str, Callable[[str], Any]] = {
     "str": str,
     "int": int,
@@ -80,15 +81,22 @@ class Folder:
         """Tell whether a case is there.
 
         Raises:
-            ValueError: If another one is, under the same name and seed.
+            ValueError: If another one is, under the same name: cases are pooled over seeds, so
+                that nothing but the seed may differ.
         """
-        held = self.cases.get(_key(case, seed))
-        if held is not None and held != made_of:
-            raise ValueError(
-                f"{self.place} holds answers of another model that is called {case}, seed {seed}: "
-                "choose another folder"
-            )
-        return held is not None
+        for key, held in self.cases.items():
+            name, other = key.rsplit(SEED, 1)
+            same = held == made_of if int(other) == seed else alike(held, made_of)
+            if name == case and not same:
+                raise ValueError(
+                    f"{self.place} holds answers of another model that is called {case}, seed "
+                    f"{other}: choose another folder"
+                )
+        return _key(case, seed) in self.cases
+
+    def has_entropies(self, case: str, seed: int) -> bool:
+        """Tell whether the heads' entropies of a case are there."""
+        return any((row.case, row.seed) == (case, seed) for row in self.entropies)
 
     def add(
         self,
@@ -98,25 +106,35 @@ class Folder:
         answers: Sequence[Answers],
         entropies: Sequence[Entropy],
     ) -> None:
-        """Keep the results of a case."""
-        self.answers += answers
-        self.entropies += entropies
-        self.cases[_key(case, seed)] = made_of
+        """Keep the results of a case, beside what another process may have put there meanwhile."""
+        held = Folder.open(self.place, self.data)
+        self.cases = held.cases | {_key(case, seed): made_of}
+        self.answers = [*held.answers, *answers]
+        self.entropies = [*held.entropies, *entropies]
         self.place.mkdir(parents=True, exist_ok=True)
-        for name, kind, rows in (
-            (ANSWERS, Answers, self.answers),
-            (ENTROPIES, Entropy, self.entropies),
-        ):
-            write_csv(self.place / f"{name}.new", kind, rows)
-            os.replace(self.place / f"{name}.new", self.place / name)
+        with written_whole(self.place / ANSWERS) as fresh:
+            write_csv(fresh, Answers, self.answers)
+        with written_whole(self.place / ENTROPIES) as fresh:
+            write_csv(fresh, Entropy, self.entropies)
         # Last, so that it names no case whose rows are not there.
-        told = json.dumps({"data": self.data, "cases": self.cases}, indent=1)
-        (self.place / f"{ABOUT}.new").write_text(told, encoding="utf-8")
-        os.replace(self.place / f"{ABOUT}.new", self.place / ABOUT)
+        with written_whole(self.place / ABOUT) as fresh:
+            told = json.dumps({"data": self.data, "cases": self.cases}, indent=1)
+            fresh.write_text(told, encoding="utf-8")
+
+
+def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Tell whether two cases are made of the same but for the seed of their trainings."""
+
+    def without_seed(made_of: dict[str, Any]) -> dict[str, Any]:
+        training = made_of.get("training", {})
+        settings = {**training.get("settings", {}), "seed": None}
+        return {**made_of, "training": {**training, "settings": settings}}
+
+    return without_seed(one) == without_seed(other)
 
 
 def _key(case: str, seed: int) -> str:
-    return f"{case}, seed {seed}"
+    return f"{case}{SEED}{seed}"
 
 
 def _read(path: Path, kind: type[Kind]) -> list[Kind]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
+from sharpmax.files import written_whole
 from sharpmax.tasks.clrs import data
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Sequences(torch.utils.data.Dataset[dict[str, Any]]):
                 return cls._read(kept)
         found = cls.of(data.load(folder), tokenizer, context)
         if kept is not None:
-            with suppress(OSError):  # the data may lie where nothing can be written
+            with suppress(OSError, SafetensorError):  # where nothing can be written
                 found._keep(kept)
         return found
 
@@ -111,10 +111,9 @@ class Sequences(torch.utils.data.Dataset[dict[str, Any]]):
             return cls(*arrays, *json.loads(held.metadata()["counted"]))
 
     def _keep(self, path: Path) -> None:
-        fresh = path.with_name(f"{path.stem}-{os.getpid()}.new")
         arrays = {"tokens": self.tokens, "starts": self.starts, "answers": self.answers}
-        save_file(arrays, fresh, {"counted": json.dumps([self.sizes, self.too_long])})
-        os.replace(fresh, path)
+        with written_whole(path) as fresh:
+            save_file(arrays, fresh, {"counted": json.dumps([self.sizes, self.too_long])})
 
     def __len__(self) -> int:
         return len(self.answers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from sharpmax.files import written_whole
 from sharpmax.hf.load import load as load_model
 from sharpmax.hf.sharpen import context_of, sharpen
 from sharpmax.tasks.clrs import data
@@ -194,6 +194,9 @@ class _Told(TrainerCallback):
         self.tell = tell
         self.loss: float | None = None
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        state.compute_steps(args, state.max_steps)  # a checkpoint has those of its own run
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self.tell(state.global_step, self.loss)
 
@@ -294,9 +297,8 @@ def _begin(out: Path, wanted: dict[str, Any], processes: PartialState) -> None:
         return
     try:
         out.mkdir(parents=True, exist_ok=True)
-        fresh = out / f"{ABOUT}.new"
-        fresh.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
-        os.replace(fresh, out / ABOUT)
+        with written_whole(out / ABOUT) as fresh:
+            fresh.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{out} cannot be written: {error}") from None
 

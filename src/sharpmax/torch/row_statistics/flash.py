@@ -15,6 +15,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from sharpmax.statistics import RowStatistics
 
@@ -80,6 +81,7 @@ class _Flash(torch.autograd.Function):
         return lse, (lse - mean).clamp(min=0)
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, grad_lse: Tensor | None, grad_entropy: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None]:
