@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 from sharpmax import Fixed
 from sharpmax.tasks.clrs import load
@@ -75,12 +76,19 @@ def test_train_and_evaluate(run, tmp_path):
     assert (tmp_path / "out" / "figures" / "profile.png").stat().st_size > 10_000
     # What was answered stays, and is not asked again.
     kept = (tmp_path / "out" / "answers.csv").read_bytes()
-    weights = tmp_path / "paper" / "model.safetensors"
-    weights.rename(tmp_path / "away")
+    tokenizer = tmp_path / "paper" / "tokenizer.json"
+    tokenizer.rename(tmp_path / "away")
     code, said = run("clrs", "evaluate", tmp_path / "paper", *asked)
     assert code == 0, said
     assert "paper at inference" in said
     assert (tmp_path / "out" / "answers.csv").read_bytes() == kept
+    (tmp_path / "away").rename(tokenizer)
+    weights = tmp_path / "paper" / "model.safetensors"
+    weights.rename(tmp_path / "away")
+    shutil.copy(tmp_path / "plain" / "model.safetensors", weights)
+    code, said = run("clrs", "evaluate", tmp_path / "paper", *asked)
+    assert code == 2
+    assert "holds answers of another model that is called paper in both" in said
     (tmp_path / "away").rename(weights)
     other = ("--data", tmp_path / "train", "--out", tmp_path / "out")
     code, said = run("clrs", "evaluate", tmp_path / "plain", *other)
@@ -88,7 +96,7 @@ def test_train_and_evaluate(run, tmp_path):
     assert "holds answers to other questions: choose another folder" in said
     code, said = run("clrs", "evaluate", tmp_path / "plain", tmp_path / "plain", *asked)
     assert code == 2
-    assert "2 models are of one case and seed: plain, seed 0" in said
+    assert "2 models are of one case and seed, plain, seed 0: give one of" in said
     code, said = run("clrs", "evaluate", tmp_path / "train", *asked)
     assert code == 2
     assert "holds no model that sharpmax clrs train has made" in said
@@ -138,6 +146,8 @@ def test_what_cannot_be_trained(run, tmp_path):
         ("--preset", "big"): "preset must be one of quick, gpu, got 'big'",
         ("--policy", "nothing"): "there is no policy file nothing",
         ("--steps", 0): "steps must be at least 1, got 0",
+        ("--lora", 4): "lora updates weights that are there already: give a model as well",
+        ("--context", 16): "fits into a context of 16 tokens",
         ("--model", tmp_path / "no"): "there is no model",
     }.items():
         given = ("clrs", "train", tmp_path / "set", "--out", tmp_path / "m", "--device", "cpu")
@@ -145,6 +155,7 @@ def test_what_cannot_be_trained(run, tmp_path):
         assert code == 2
         assert message in said
         assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "m").exists()
     for name in ("minimum", "nonsense"):
         wrong = ("--preset", "quick", "--algorithm", name)
         code, said = run("clrs", "generate", tmp_path / "q", *wrong)

@@ -114,8 +114,12 @@ def test_what_is_there_stays_and_what_is_missing_is_made(tmp_path):
     kept = tmp_path / "minimum-4-0.arrow"
     made = kept.stat().st_mtime_ns
     (tmp_path / "bfs-4-0.arrow").unlink()
+    with pytest.raises(ValueError, match="bfs-4-0.arrow is missing: sharpmax clrs generate"):
+        load(tmp_path)
+    (tmp_path / "bfs-4-0.arrow").write_text("nothing")
     with pytest.raises(ValueError, match="bfs-4-0.arrow cannot be read .*: remove it, and"):
         load(tmp_path)
+    (tmp_path / "bfs-4-0.arrow").unlink()
     generate(RECIPE, tmp_path, workers=1)
     assert digest(tmp_path) == before
     assert kept.stat().st_mtime_ns == made
@@ -125,6 +129,16 @@ def test_other_recipes_and_versions_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="holds no CLRS-Text"):
         load(tmp_path)
     generate(RECIPE, tmp_path, workers=1)
+    about = tmp_path / "clrs.json"
+    told = about.read_text()
+    for changed, message in (
+        (told.replace('"each": 3', '"each": 4'), "holds 3 samples, and clrs.json tells of 4"),
+        ("[1]", "cannot be read .it is not whole.: generate the data anew"),
+    ):
+        about.write_text(changed)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path)
+    about.write_text(told)
     other = Recipe(RECIPE.sizes, RECIPE.seeds, each=4)
     with pytest.raises(ValueError, match="another recipe .each differ.: choose another folder"):
         generate(other, tmp_path)

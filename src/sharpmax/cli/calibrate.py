@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from sharpmax.hf.calibrate import Examples
 
 COMPARISON, HEADS = "comparison.csv", "heads.csv"
+COMPARED = 20
+"""Prompts of a template and length to compare policies on."""
 
 
 def calibrate(
@@ -88,8 +90,12 @@ def calibrate(
     learning_rate: Annotated[float | None, typer.Option(help="Of Adam; 0.02.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of prompts and texts.")] = None,
     compared: Annotated[
-        int, typer.Option(help="Prompts a template and length to compare policies; 0 for none.")
-    ] = 20,
+        int | None,
+        typer.Option(
+            help="Prompts a template and length to compare policies; 0 for none. 20, or none at "
+            "--own 100%."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or float16; auto is bfloat16 on a GPU.")
@@ -136,6 +142,8 @@ def calibrate(
         "seed": seed,
     }
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    if compared is None:
+        compared = 0 if settings.own == 1 else COMPARED
     if compared < 0:
         raise ValueError(f"compared must be at least 0, got {compared}")
     names = text or [PROSE]

@@ -16,6 +16,7 @@ from rich.table import Table
 from sharpmax.cli.terminal import (
     PLAIN,
     POLICIES,
+    goes_on_if_stopped,
     loaded_model,
     named_policies,
     progress_bars,
@@ -86,7 +87,7 @@ def generate(
         )
     console = Console()
     total = len(recipe.files) * recipe.each
-    with progress_bars(console) as bars:
+    with goes_on_if_stopped(console), progress_bars(console) as bars:
         bar = bars.add_task("generating", total=total)
 
         def tell(name: str, count: int) -> None:
@@ -163,7 +164,7 @@ def train(
     on_cpu = torch_device(device).type == "cpu"
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = Console(quiet=int(os.environ.get("RANK", "0")) > 0)
-    with progress_bars(console) as bars:
+    with goes_on_if_stopped(console), progress_bars(console) as bars:
         bar = bars.add_task("training", total=settings.steps)
 
         def tell(step: int, loss: float | None) -> None:
@@ -205,7 +206,7 @@ def evaluate(
         str, typer.Option(help="float32, bfloat16 or float16; auto is bfloat16 on a GPU.")
     ] = "auto",
     out: Annotated[Path, typer.Option(help="The folder for tables, figures and the page.")] = Path(
-        "runs/clrs"
+        "runs/clrs/evaluated"
     ),
 ) -> None:
     """Ask models for answers by algorithm and size, and draw the paper's Figure 7 of them."""
@@ -218,7 +219,7 @@ def evaluate(
         from sharpmax.tasks.clrs.evaluate import AT_ONCE
         from sharpmax.tasks.clrs.evaluate import evaluate as evaluated
         from sharpmax.tasks.clrs.folder import ANSWERS, Folder
-        from sharpmax.tasks.clrs.train import about, trained_sizes
+        from sharpmax.tasks.clrs.train import about, trained_sizes, weights_of
     try:
         from sharpmax.report.clrs import Tables, write_report
     except ImportError as error:
@@ -239,13 +240,19 @@ def evaluate(
     asked = Counter((case, seeds[folder]) for folder in models for case in cases[folder])
     (case, seed), most = asked.most_common(1)[0]
     if most > 1:
-        raise ValueError(f"{most} models are of one case and seed: {case}, seed {seed}")
+        same = [str(folder) for folder in models if case in cases[folder] and seeds[folder] == seed]
+        raise ValueError(
+            f"{most} models are of one case and seed, {case}, seed {seed}: give one of "
+            f"{', '.join(same)}, or evaluate each into a folder of its own, by --out"
+        )
     require_place(out / ANSWERS)
     results = Folder.open(out, about_data(data))
     used = str(torch_dtype(dtype, torch_device(device)))
+    weights = {folder: weights_of(folder) for folder in models}
     made_of = {
         (folder, case): {
             "training": told[folder],
+            "weights": weights[folder],
             "policy": chosen and chosen.to_dict(),
             "dtype": used,
         }
@@ -267,7 +274,7 @@ def evaluate(
         for folder in models
     }
     console = Console()
-    with progress_bars(console) as bars:
+    with goes_on_if_stopped(console), progress_bars(console) as bars:
         for folder in models:
             if not missing[folder]:
                 continue

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,7 +23,7 @@ from sharpmax.policies import HELD, PAPER
 from sharpmax.policy import POLICY_FILE, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
     from rich.console import Console
@@ -44,6 +46,16 @@ def progress_bars(console: Console, *, counted: bool = True) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+@contextmanager
+def goes_on_if_stopped(console: Console) -> Iterator[None]:
+    """Tell whoever presses Ctrl-C that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("Stopped; the same command goes on from here.")
+        raise typer.Exit(130) from None
 
 
 def torch_device(name: str) -> torch.device:

@@ -57,9 +57,10 @@ def finding(tables: Tables) -> str:
             list(by_algorithm.values()).count(kind) for kind in ("won", "tied", "lost")
         )
         if case in beyond:
+            known = f"{within[case]['share']:.0%} and " if case in within else ""
             told += (
-                f" {_upper(case)}: {beyond[case]['share']:.0%} beyond; of {len(by_algorithm)} "
-                f"algorithms {won} won, {tied} tied, {lost} lost."
+                f" {_upper(case)}: {known}{beyond[case]['share']:.0%} beyond; of "
+                f"{len(by_algorithm)} algorithms {won} won, {tied} tied, {lost} lost."
             )
     return told.strip()
 

@@ -174,10 +174,12 @@ def about(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{folder} holds no CLRS-Text: sharpmax clrs generate {folder}")
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not {"recipe", "dm-clrs", "files"} <= found.keys():
+        if not isinstance(found, dict) or not {"recipe", "dm-clrs", "files"} <= found.keys():
             raise ValueError("it is not whole")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): generate the data anew, into another folder"
+        ) from None
     return found
 
 
@@ -188,15 +190,24 @@ def load(folder: str | Path) -> pa.Table:
         ValueError: If the folder holds none, or not the whole of it.
     """
     folder, tables = Path(folder), []
-    for name in about(folder)["files"]:
+    told = about(folder)
+    for name in told["files"]:
+        again = "sharpmax clrs generate makes it again"
         try:
             with pa.memory_map(str(folder / name)) as source:
                 tables.append(pa.ipc.open_stream(source).read_all())
+        except FileNotFoundError:
+            raise ValueError(f"{folder / name} is missing: {again}") from None
         except (OSError, pa.ArrowInvalid) as error:
             raise ValueError(
-                f"{folder / name} cannot be read ({error}): remove it, and sharpmax clrs generate "
-                "makes it again"
+                f"{folder / name} cannot be read ({error}): remove it, and {again}"
             ) from None
+        count, wanted = tables[-1].num_rows, told["recipe"]["each"]
+        if count != wanted:
+            raise ValueError(
+                f"{folder / name} holds {count:,} samples, and {ABOUT} tells of {wanted:,}: "
+                "generate the data anew, into another folder"
+            )
     return pa.concat_tables(tables)
 
 

@@ -128,7 +128,7 @@ def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     def without_seed(made_of: dict[str, Any]) -> dict[str, Any]:
         training = made_of.get("training", {})
         settings = {**training.get("settings", {}), "seed": None}
-        return {**made_of, "training": {**training, "settings": settings}}
+        return {**made_of, "weights": None, "training": {**training, "settings": settings}}
 
     return without_seed(one) == without_seed(other)
 

@@ -46,5 +46,7 @@ class Settings:
         for name, value in (least | {"lora": 0, "seed": 0}).items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+        if self.lora and self.model is None:
+            raise ValueError("lora updates weights that are there already: give a model as well")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -105,15 +107,21 @@ def train(
             f"batch must be a multiple of {processes.num_processes} processes times "
             f"{settings.accumulation} parts, got {settings.batch}"
         )
-    _begin(out, _about(folder, settings, policy), processes)
+    wanted = _about(folder, settings, policy)
+    _require_free(out, wanted)
     model, tokenizer = _model(settings)
     with processes.main_process_first():  # the others then find the tokens
         sequences = Sequences.of_folder(folder, tokenizer, settings.context)
+    if not len(sequences):
+        raise ValueError(f"no sample of {folder} fits into a context of {settings.context} tokens")
     if len(sequences) < settings.batch:
         raise ValueError(
             f"batch must be at most the samples that fit into a context of {settings.context} "
             f"tokens, {len(sequences)}, got {settings.batch}"
         )
+    processes.wait_for_everyone()
+    if processes.is_main_process:
+        _note(out, wanted)
     weights = sum(weight.numel() for weight in model.parameters())
     with sharpen(model, policy) if policy is not None else nullcontext():
         trained = _with_lora(model, settings)
@@ -180,6 +188,15 @@ def about(folder: str | Path) -> dict[str, Any]:
     return found
 
 
+def weights_of(folder: str | Path) -> str:
+    """Return what tells the weights in a folder from all others: the SHA-256 of their files."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
 class _Trainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> ByLength:
         sequences: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -202,6 +219,11 @@ class _Told(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, **also: Any) -> None:  # noqa: ARG002
         self.loss = also.get("logs", {}).get("loss", self.loss)
+        if self.loss is not None and not math.isfinite(self.loss):  # before it is saved
+            raise ValueError(
+                f"the loss is not finite at step {state.global_step:,}: lower the learning rate, "
+                f"{args.learning_rate:g}, and choose another folder"
+            )
 
 
 def _arguments(out: Path, settings: Settings, batch: int, on_cpu: bool) -> TrainingArguments:
@@ -221,6 +243,7 @@ def _arguments(out: Path, settings: Settings, batch: int, on_cpu: bool) -> Train
         save_steps=settings.save_every,
         save_total_limit=KEPT,
         logging_steps=_log_every(settings),
+        logging_nan_inf_filter=False,
         remove_unused_columns=False,
         disable_tqdm=True,
         report_to=[],
@@ -247,6 +270,11 @@ def _model(settings: Settings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
         )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {settings.model} has no token for the end of a text")
+    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        raise ValueError(
+            f"{settings.model} reads what comes later, such as the answer that it is to learn: "
+            "give a causal language model"
+        )
     return model, tokenizer
 
 
@@ -285,16 +313,19 @@ def _about(folder: str | Path, settings: Settings, policy: Policy | None) -> dic
     return found
 
 
-def _begin(out: Path, wanted: dict[str, Any], processes: PartialState) -> None:
-    """Note what is trained in the folder, or see that it is the same as before."""
-    if (out / ABOUT).exists():
-        held = about(out)
-        if held != wanted:
-            other = next((n for n in wanted if held[n] != wanted[n]), "version of sharpmax")
-            raise ValueError(f"{out} holds a training with other {other}: choose another folder")
-    processes.wait_for_everyone()
-    if not processes.is_main_process:
+def _require_free(out: Path, wanted: dict[str, Any]) -> None:
+    """Raise a ValueError if anything came of another training in the folder."""
+    begun = (out / SIZES).exists() or _last_checkpoint(out)[0] is not None
+    if not begun or not (out / ABOUT).exists():
         return
+    held = about(out)
+    if held != wanted:
+        other = next((n for n in wanted if held[n] != wanted[n]), "version of sharpmax")
+        raise ValueError(f"{out} holds a training with other {other}: choose another folder")
+
+
+def _note(out: Path, wanted: dict[str, Any]) -> None:
+    """Tell in the folder what is trained there."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with written_whole(out / ABOUT) as fresh:
