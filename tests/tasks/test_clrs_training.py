@@ -341,8 +341,8 @@ def test_another_training_and_other_bad_values_are_refused(small_set, tmp_path):
     with pytest.raises(ValueError, match=r"not finite at step \d: lower the learning rate, 1e\+30"):
         train(small_set, tmp_path / "n", dataclasses.replace(TINY, learning_rate=1e30), on_cpu=True)
     assert not (tmp_path / "n" / "model.safetensors").exists()
-    encoder = BertLMHeadModel(BertConfig(60, 16, 1, 2, 32))
-    encoder.save_pretrained(tmp_path / "bert")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertLMHeadModel(BertConfig(**small)).save_pretrained(tmp_path / "bert")
     character_tokenizer().save_pretrained(tmp_path / "bert")
     with pytest.raises(ValueError, match="bert reads what comes later"):
         train(
