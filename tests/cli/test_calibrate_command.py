@@ -65,7 +65,8 @@ def test_it_leaves_policies_tables_figures_and_a_page(run, folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-text-loss", "little"], "max-text-loss must be a share such as 1%, got 'little'"),
+        (["--max-text-loss", "little"], "must be a share such as 1% or 0.01, got 'little'"),
+        (["--max-text-loss", "1"], "max-text-loss must be a share such as 1% or 0.01, got '1'"),
         (["--length", "100"], "length must be at least that of the shortest prompts"),
         (["--template", "odd"], "templates must be among"),
         (["--compared", "-1"], "compared must be at least 0"),

@@ -204,12 +204,16 @@ def calibrate(
 
 
 def _share(option: str, value: str) -> float:
-    """Return a share that is written as 1% or as 0.01."""
+    """Return a share that is written as 1% or as 0.01; a bare 1 may be meant for either."""
     number = value.strip().removesuffix("%")
+    in_percent = number != value.strip()
     try:
-        return float(number) / (100 if number != value.strip() else 1)
+        share = float(number) / (100 if in_percent else 1)
+        if in_percent or share < 1:
+            return share
     except ValueError:
-        raise ValueError(f"{option} must be a share such as 1%, got {value!r}") from None
+        pass
+    raise ValueError(f"{option} must be a share such as 1% or 0.01, got {value!r}")
 
 
 def _join_processes() -> None:
