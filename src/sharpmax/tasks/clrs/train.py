@@ -126,7 +126,7 @@ def train(
     with sharpen(model, policy) if policy is not None else nullcontext():
         trained = _with_lora(model, settings)
         if settings.compile:
-            _compile(trained)
+            compile_layers(trained)
         trainer = _Trainer(
             model=trained,
             args=_arguments(out, settings, share // settings.accumulation, on_cpu),
@@ -295,7 +295,7 @@ def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
         return get_peft_model(model, config)
 
 
-def _compile(model: torch.nn.Module) -> None:
+def compile_layers(model: torch.nn.Module) -> None:
     """Let torch compile the layers: they are alike, so once for the first length, once for all."""
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
