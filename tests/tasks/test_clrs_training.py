@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertConfig, BertLMHeadModel
 
-from sharpmax import PAPER, Policy
+from sharpmax import PAPER, Fixed, PerHead, Policy
 from sharpmax.hf import load as load_model
 from sharpmax.hf.sharpen import sharpen
 from sharpmax.tasks.clrs import Recipe, generate, load, samples
@@ -260,6 +260,11 @@ def test_cases_differ_by_their_seeds_alone():
     longer = {"data": {}, "settings": {"seed": 0, "steps": 20}}
     assert alike({"training": training, "policy": None}, {"training": other, "policy": None})
     assert not alike({"training": training, "policy": None}, {"training": longer, "policy": None})
+    fixed, sharper = Fixed(1.0).to_dict(), Fixed(2.0).to_dict()
+    assert not alike({"policy": fixed}, {"policy": sharper})
+    fitted = [PerHead(Fixed(1.0), {"beta": [beta]}).to_dict() for beta in (1.0, 2.0)]
+    assert alike(*({"policy": policy} for policy in fitted))
+    assert not alike({"policy": fitted[0]}, {"policy": fixed})
 
 
 def test_questions_over_the_context_are_counted_and_not_asked(tokenizer, small_set):

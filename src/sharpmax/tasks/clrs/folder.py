@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sharpmax.files import written_whole
 from sharpmax.hf.table import write_csv
+from sharpmax.per_head import PerHead
 from sharpmax.tasks.clrs.entropies import Entropy
 from sharpmax.tasks.clrs.evaluate import Answers
 
@@ -123,12 +124,21 @@ class Folder:
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Tell whether two cases are made of the same but for the seed of their trainings."""
+    """Tell whether two cases are made of the same but for the seed of their trainings.
+
+    That goes for their weights, and for policies by head, which are fitted to these.
+    """
 
     def without_seed(made_of: dict[str, Any]) -> dict[str, Any]:
-        training = made_of.get("training", {})
+        training, policy = made_of.get("training", {}), made_of.get("policy")
         settings = {**training.get("settings", {}), "seed": None}
-        return {**made_of, "weights": None, "training": {**training, "settings": settings}}
+        shared = policy if (policy or {}).get("policy") != PerHead.__name__ else PerHead.__name__
+        changed = {
+            "weights": None,
+            "policy": shared,
+            "training": {**training, "settings": settings},
+        }
+        return {**made_of, **changed}
 
     return without_seed(one) == without_seed(other)
 
