@@ -6,6 +6,9 @@ import pytest
 
 from sharpmax.cli import main
 
+WRONG = 2
+"""The exit code of a command that was given wrong values, and says so on the side."""
+
 
 @pytest.fixture
 def run(monkeypatch, capsys):
@@ -17,6 +20,6 @@ def run(monkeypatch, capsys):
         with pytest.raises(SystemExit) as exit_:
             main()
         said = capsys.readouterr()
-        return exit_.value.code or 0, said.err if exit_.value.code else said.out
+        return exit_.value.code or 0, said.err if exit_.value.code == WRONG else said.out
 
     return call

@@ -105,6 +105,19 @@ def test_train_and_evaluate(run, tmp_path):
     assert "entropy_samples must be at least 0, got -1" in said
 
 
+def test_ctrl_c(run, tmp_path, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    given = ("clrs", "generate", tmp_path / "set", *SMALL, "--no-trace", "--workers", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("sharpmax.tasks.clrs.data.samples", stopped)
+        code, said = run(*given)
+    assert code == 130
+    assert "Stopped; the same command goes on from" in said
+    assert run(*given)[0] == 0
+
+
 def test_what_is_pooled_and_what_is_measured_later(run, tmp_path):
     given = ("--algorithm", "minimum", "--size", 4, "--each", 3, "--no-trace", "--workers", 1)
     run("clrs", "generate", tmp_path / "set", *given)

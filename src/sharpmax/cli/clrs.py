@@ -87,7 +87,7 @@ def generate(
         )
     console = Console()
     total = len(recipe.files) * recipe.each
-    with goes_on_if_stopped(console), progress_bars(console) as bars:
+    with goes_on_if_stopped(console, folder), progress_bars(console) as bars:
         bar = bars.add_task("generating", total=total)
 
         def tell(name: str, count: int) -> None:
@@ -164,7 +164,7 @@ def train(
     on_cpu = torch_device(device).type == "cpu"
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = Console(quiet=int(os.environ.get("RANK", "0")) > 0)
-    with goes_on_if_stopped(console), progress_bars(console) as bars:
+    with goes_on_if_stopped(console, out), progress_bars(console) as bars:
         bar = bars.add_task("training", total=settings.steps)
 
         def tell(step: int, loss: float | None) -> None:
@@ -274,7 +274,7 @@ def evaluate(
         for folder in models
     }
     console = Console()
-    with goes_on_if_stopped(console), progress_bars(console) as bars:
+    with goes_on_if_stopped(console, out), progress_bars(console) as bars:
         for folder in models:
             if not missing[folder]:
                 continue

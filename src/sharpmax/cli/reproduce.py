@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sharpmax.cli.terminal import progress_bars, torch_device
+from sharpmax.cli.terminal import goes_on_if_stopped, progress_bars, torch_device
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -114,24 +114,22 @@ def reproduce(
     path = out or _default_folder(preset, settings)
     chosen_device = torch_device(device)
     try:
-        study = Study.open(path, settings, chosen_device, _teller(progress))
-        folder = study.folder
-        with progress:
-            study.run()
-        with console.status("drawing the figures and the page"):
-            tables = Tables(
-                **{
-                    field.name: folder.read_table(f"{field.name}.csv")
-                    for field in dataclasses.fields(Tables)
-                    if field.name != "published"
-                },
-                published=published.table(),
-            )
-            about = folder.read_json("versions.json") | dataclasses.asdict(settings)
-            page = write_report(folder.path, tables, about)
-    except KeyboardInterrupt:
-        console.print(f"Stopped; the same command goes on from {escape(str(path))}.")
-        raise typer.Exit(130) from None
+        with goes_on_if_stopped(console, path):
+            study = Study.open(path, settings, chosen_device, _teller(progress))
+            folder = study.folder
+            with progress:
+                study.run()
+            with console.status("drawing the figures and the page"):
+                tables = Tables(
+                    **{
+                        field.name: folder.read_table(f"{field.name}.csv")
+                        for field in dataclasses.fields(Tables)
+                        if field.name != "published"
+                    },
+                    published=published.table(),
+                )
+                about = folder.read_json("versions.json") | dataclasses.asdict(settings)
+                page = write_report(folder.path, tables, about)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise ValueError(f"{path} cannot be used: {error}") from None

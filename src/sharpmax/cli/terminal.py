@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -49,12 +50,12 @@ def progress_bars(console: Console, *, counted: bool = True) -> Progress:
 
 
 @contextmanager
-def goes_on_if_stopped(console: Console) -> Iterator[None]:
-    """Tell whoever presses Ctrl-C that nothing is lost."""
+def goes_on_if_stopped(console: Console, path: Path) -> Iterator[None]:
+    """Tell whoever presses Ctrl-C that nothing is lost of what is in a folder."""
     try:
         yield
     except KeyboardInterrupt:
-        console.print("Stopped; the same command goes on from here.")
+        console.print(f"Stopped; the same command goes on from {escape(str(path))}.")
         raise typer.Exit(130) from None
 
 

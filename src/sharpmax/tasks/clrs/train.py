@@ -270,7 +270,9 @@ def _model(settings: Settings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
         )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {settings.model} has no token for the end of a text")
-    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+    # What reads images, in models that have it, may look wherever it likes.
+    text = model.get_decoder()  # type: ignore[no-untyped-call]
+    if any(getattr(module, "is_causal", True) is False for module in text.modules()):
         raise ValueError(
             f"{settings.model} reads what comes later, such as the answer that it is to learn: "
             "give a causal language model"
