@@ -48,6 +48,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--prompts", type=int, default=Settings.prompts)
+    parser.add_argument("--asked", type=int, default=Settings.asked)
+    parser.add_argument("--texts", type=int, default=Settings.texts)
     parser.add_argument("--at-once", type=int)
     parser.add_argument("--heads", type=int, nargs="*", default=[64, 32, 16, 8])
     parser.add_argument("--no-entropy", action="store_true")
@@ -67,6 +69,8 @@ def main() -> None:
         length=asked.length,
         steps=asked.steps,
         prompts=asked.prompts,
+        asked=asked.asked,
+        texts=asked.texts,
         at_once=asked.at_once,
         heads=tuple(asked.heads),
         entropy=not asked.no_entropy,

@@ -11,6 +11,7 @@ from tiny_models import letters, tiny
 
 from sharpmax import LogLinear, PerHead, Policy
 from sharpmax.hf import sharpen
+from sharpmax.hf.branches import alike
 from sharpmax.hf.calibrate import (
     CASES,
     Check,
@@ -27,6 +28,7 @@ from sharpmax.hf.calibrate.curvature import step_lengths
 from sharpmax.hf.calibrate.entropies import Entropies, text_entropies
 from sharpmax.hf.calibrate.examples import ENDS
 from sharpmax.hf.calibrate.fit import Fitting
+from sharpmax.hf.calibrate.losses import answer_logits
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import CHECKED
 from sharpmax.hf.calibrate.study import _Folder, _Study
@@ -43,6 +45,7 @@ SETTINGS = Settings(
     steps=2,
     heads=(3, 1),
     prompts=3,
+    asked=2,
     texts=2,
     weighings=1,
     check_every=1,
@@ -300,14 +303,15 @@ def test_questions_of_the_users_own_are_every_other_prompt():
     questions = [Question(f"Who is number {i}?", "nobody") for i in range(8)]
     examples = Examples(letters(), SETTINGS, TEXT, questions)
     read = letters().decode
-    own = [p for p in examples.batch(0).prompts if "Who" in read(p.tokens).replace(" ", "")]
+    first = [prompts[0] for prompts in examples.batch(0).prompts]
+    own = [p for p in first if "Who" in read(p.tokens).replace(" ", "")]
     assert len(own) == 2
     checked = examples.checked_prompts()[-2:]
-    assert [read(p.tokens).replace(" ", "")[-2] for p in checked] == ["3", "7"]
+    assert [read(p.tokens).replace(" ", "")[-2] for [p] in checked] == ["3", "7"]
     alone = Examples(letters(), dataclasses.replace(SETTINGS, own=1), TEXT, questions)
     every = [*alone.batch(0).prompts, *alone.checked_prompts()]
     assert len(every) == SETTINGS.prompts + 2
-    assert all("Who" in read(p.tokens).replace(" ", "") for p in every)
+    assert all("Who" in read(p.tokens).replace(" ", "") for [p] in every)
     with pytest.raises(ValueError, match="own must be a share from 0 to 1, got 2"):
         dataclasses.replace(SETTINGS, own=2)
     with pytest.raises(ValueError, match="questions must be at least 4, got 1"):
@@ -317,9 +321,32 @@ def test_questions_of_the_users_own_are_every_other_prompt():
 
 
 def test_some_prompts_ask_for_the_first_line_or_the_last(examples):
-    depths = [prompt.depth for step in range(30) for prompt in examples.batch(step).prompts]
+    groups = [prompts for step in range(30) for prompts in examples.batch(step).prompts]
+    depths = [prompt.depth for prompts in groups for prompt in prompts]
     ends = sum(depth in (0, 1) for depth in depths) / len(depths)
     assert ENDS < ends < 1
+
+
+def test_prompts_of_a_group_share_a_text_and_ask_for_different_lines(examples):
+    for prompts in (prompts for step in range(10) for prompts in examples.batch(step).prompts):
+        assert 1 <= len(prompts) <= SETTINGS.asked
+        assert len({prompt.depth for prompt in prompts}) == len(prompts)
+        assert alike([prompt.tokens for prompt in prompts]) > SETTINGS.shortest // 2
+
+
+def test_questions_read_together_are_answered_as_each_by_itself(examples):
+    model = tiny("llama", max_position_embeddings=512).double()
+    reader, groups = Reader(model), examples.batch(1).prompts
+    assert reader.can_branch
+    with torch.no_grad(), sharpen(model, LogLinear(32, 0.3, 0.2)):
+        together = answer_logits(reader, groups)
+        for prompts, found in zip(groups, together, strict=True):
+            for prompt, logits in zip(prompts, found, strict=True):
+                (alone,) = answer_logits(reader, [[prompt]])[0]
+                torch.testing.assert_close(logits, alone)
+                whole = model(torch.tensor([[*prompt.tokens, *prompt.answer]])).logits[0]
+                wanted = whole[len(prompt.tokens) - 1 : -1]
+                torch.testing.assert_close(logits, wanted.to(logits), rtol=1e-5, atol=1e-6)
 
 
 def test_templates_are_for_one_thing_each():
@@ -340,6 +367,7 @@ def test_templates_are_for_one_thing_each():
         ({"templates": CHECKED}, "must be given, and differ"),
         ({"max_text_loss": -1.0}, "max_text_loss must be at least 0"),
         ({"costs": (0.5, 0.5)}, "costs must differ, got 0.5, 0.5"),
+        ({"asked": 0}, "asked must be at least 1, got 0"),
         ({"at_once": 0}, "at_once must be at least 1, got 0"),
         ({"band": 1.0}, "band must be at least 0 and below 1"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),

@@ -12,6 +12,7 @@ from sharpmax.tasks.key_value import (
     drawn_template,
     is_for_tests,
     make_prompt,
+    make_prompts,
 )
 
 
@@ -69,6 +70,26 @@ def _keys(form: str, line: str, value: str) -> list[str]:
 def test_the_same_seed_gives_the_same_prompt():
     prompts = [make_prompt(Letters(), TEMPLATES["code"], 900, Random(seed)) for seed in (3, 3, 4)]
     assert prompts[0] == prompts[1] != prompts[2]
+
+
+@given(st.sampled_from(sorted(TEMPLATES)), st.integers(600, 3000), st.integers(0, 99))
+def test_several_prompts_have_the_same_lines_and_ask_for_different_ones(name, length, seed):
+    template = TEMPLATES[name]
+    prompts = make_prompts(Letters(), template, length, Random(seed), 8)
+    assert prompts[0] == make_prompt(Letters(), template, length, Random(seed))
+    assert 1 < len(prompts) <= 8
+    questions = set()
+    for prompt in prompts:
+        opening, *lines, question = text(prompt.tokens[1:]).split("\n")
+        assert len(prompt.tokens) + len(prompt.answer) <= length
+        assert (opening, lines) == (template.opening, text(prompts[0].tokens[1:]).split("\n")[1:-1])
+        answer = text(prompt.answer).strip()
+        asked = lines[round(prompt.depth * (len(lines) - 1))]
+        (key,) = _keys(template.line, asked, answer)
+        assert question == template.question.format(key=key)
+        assert sum(template.line.format(key=key, value=answer) == line for line in lines) == 1
+        questions.add(question)
+    assert len(questions) == len(prompts)
 
 
 def test_no_room():

@@ -75,7 +75,8 @@ def calibrate(
         list[str] | None,
         typer.Option(help="Of the prompts that are not made up; several may be given."),
     ] = None,
-    prompts: Annotated[int | None, typer.Option(help="In a step; 12.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Texts of lines in a step; 6.")] = None,
+    asked: Annotated[int | None, typer.Option(help="Questions for each of these; 16.")] = None,
     texts: Annotated[int | None, typer.Option(help="In a step; 4.")] = None,
     check_prompts: Annotated[
         int | None, typer.Option(help="A template and length, to see when to stop; 16.")
@@ -133,6 +134,7 @@ def calibrate(
         "own": None if own is None else _share("own", own),
         "templates": template,
         "prompts": prompts,
+        "asked": asked,
         "texts": texts,
         "check_prompts": check_prompts,
         "check_texts": check_texts,
@@ -148,7 +150,7 @@ def calibrate(
         raise ValueError(f"compared must be at least 0, got {compared}")
     names = text or [PROSE]
     read = [prose() if name == PROSE else existing_text(name, (PROSE,)) for name in names]
-    asked = [] if questions is None else Question.read(existing_text(str(questions), ()))
+    wanted = [] if questions is None else Question.read(existing_text(str(questions), ()))
     folder = out or Path("runs") / f"calibrate-{plain_name(model)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +162,7 @@ def calibrate(
     console = Console(quiet=not is_first)
     loaded = loaded_model(model, device, dtype, console)
     name = plain_name(model)
-    examples = Examples(loaded.tokenizer, settings, read, asked)
+    examples = Examples(loaded.tokenizer, settings, read, wanted)
     plan = comparison_plan(loaded.model, examples, compared) if compared else None
     with progress_bars(console) as bars:
         bar = bars.add_task("looking at the model", total=total_steps(settings))
@@ -173,7 +175,7 @@ def calibrate(
             loaded.tokenizer,
             settings,
             text=read,
-            questions=asked,
+            questions=wanted,
             folder=folder,
             name=name,
             tell=tell,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+
+from sharpmax.hf.branches import Branches, windows_of
+from sharpmax.hf.sharpen import context_of, sharpen
+from sharpmax.policies import Fixed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -14,7 +21,7 @@ if TYPE_CHECKING:
 TOKENS_AT_ONCE = 512
 """Whose logits over the whole vocabulary are held at a time."""
 TRIED = 8
-"""Tokens by which it is seen how a model makes its logits."""
+"""Tokens by which it is seen how a model makes its logits, and what it sees."""
 
 
 class Reader:
@@ -36,10 +43,60 @@ class Reader:
         longest = max(map(len, sequences))
         rows = [[*tokens, *[tokens[-1]] * (longest - len(tokens))] for tokens in sequences]
         tokens = torch.tensor(rows, device=self.model.device)
+        return self._read(tokens)
+
+    def branch_states(
+        self, stems: Sequence[list[int]], branches: Sequence[Sequence[list[int]]]
+    ) -> list[list[Tensor]]:
+        """Return the states of every branch of every stem, each of shape (tokens, width).
+
+        The model must be sharpened. A stem is read once for all of its branches where the model
+        allows it, and otherwise with each of them.
+        """
+        if not self.can_branch:
+            counts = [len(some) for some in branches]
+            every = [[*stem, *b] for stem, some in zip(stems, branches, strict=True) for b in some]
+            read = iter(zip(self.states(every), every, strict=True))
+            return [
+                [state[len(stem) : len(whole)] for state, whole in itertools.islice(read, count)]
+                for stem, count in zip(stems, counts, strict=True)
+            ]
+        return self._branched(Branches.of(stems, branches, self.model.device))
+
+    @cached_property
+    def can_branch(self) -> bool:
+        """Whether a stem and its branches give what each sequence gives by itself: it is tried."""
+        model = self.model
+        try:
+            windows = [window for window in windows_of(model).values() if window is not None]
+            length = int(min(TRIED + max(windows, default=0), context_of(model) - TRIED))
+            some = [place % model.config.get_text_config().vocab_size for place in range(length)]
+            stem, branch = some, some[: TRIED - 1]
+            with torch.no_grad(), sharpen(model, Fixed(1.0)):
+                laid_out = Branches.of([stem], [[branch[::-1], branch]], model.device)
+                _, found = self._branched(laid_out)[0]
+                wanted = self.states([[*stem, *branch]])[0, length:]
+        except (NotImplementedError, TypeError, ValueError, RuntimeError):
+            return False
+        error = (found - wanted).float().norm() / wanted.float().norm()
+        return bool(error < torch.finfo(wanted.dtype).eps ** 0.5)
+
+    def _branched(self, rows: Branches) -> list[list[Tensor]]:
+        states = self._read(
+            rows.tokens, position_ids=rows.positions, attention_mask=rows.masks(self.model)
+        )
+        return [
+            [row[place] for place in places]
+            for row, places in zip(states, rows.places, strict=True)
+        ]
+
+    def _read(self, tokens: Tensor, **settings: Any) -> Tensor:
         if self._has_plain_head:
-            hidden: Tensor = self.model.base_model(tokens, use_cache=False).last_hidden_state
+            hidden: Tensor = self.model.base_model(
+                tokens, use_cache=False, **settings
+            ).last_hidden_state
             return hidden
-        logits: Tensor = self.model(tokens, use_cache=False).logits
+        logits: Tensor = self.model(tokens, use_cache=False, **settings).logits
         return logits
 
     def logits(self, states: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
+from sharpmax.hf.branches import BranchMask
 from sharpmax.hf.masks import MARK, KeyMask
 from sharpmax.rows import LogitRows
 from sharpmax.torch.attention import attention
@@ -37,6 +38,8 @@ class Request:
         softcap: What bounds the logits, or None.
         scale: What the dot products are multiplied by.
         has_sink: Whether the first key is a sink: a logit without a token, whose value is 0.
+        stem: How many queries come before those that the mask is of: they are causal, in the
+            window, and the window is theirs alone. None where the mask is of all.
     """
 
     query: Tensor
@@ -48,6 +51,7 @@ class Request:
     softcap: float | None
     scale: float
     has_sink: bool = False
+    stem: int | None = None
 
     @classmethod
     def of(
@@ -87,7 +91,8 @@ class Request:
         queries, keys = query.shape[2], key.shape[2]
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         causal = bool(causal) and queries > 1
-        window = None
+        window = stem = None
+        told = getattr(attention_mask, MARK, None)
         if attention_mask is None:
             if causal and keys > queries:  # a static cache that has just been begun
                 key, value = key[:, :, :queries], value[:, :, :queries]
@@ -96,13 +101,15 @@ class Request:
                 f"{layer} was given a mask of {attention_mask.dtype} to add to its logits: give a "
                 "boolean one, True where a token is seen"
             )
-        elif isinstance(told := getattr(attention_mask, MARK, None), KeyMask):
+        elif isinstance(told, KeyMask):
             window = told.window
             attention_mask = attention_mask if told.is_padded else None
+        elif isinstance(told, BranchMask):
+            window, stem, causal = told.window, told.stem, False
         else:
             attention_mask, causal = attention_mask[..., :keys], False
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        request = cls(query, key, value, attention_mask, causal, window, softcap, scale)
+        request = cls(query, key, value, attention_mask, causal, window, softcap, scale, stem=stem)
         return request if s_aux is None else request._with_sinks(s_aux)
 
     def scores(self) -> Scores:
@@ -111,12 +118,16 @@ class Request:
 
     def answered(self, policy: Policy) -> Tensor:
         """Return the attention's output, of shape (batch, heads, queries, value width)."""
+        if self.stem is not None:
+            return torch.cat([part.answered(policy) for part in self._parts(self.stem)], dim=2)
         out = attention(self.query, self.key, self.value, policy=policy, **self._settings())
         assert isinstance(out, Tensor)
         return out
 
     def answered_with_weights(self, policy: Policy, dropout: float) -> tuple[Tensor, Tensor]:
         """Return the output and the weights themselves, all of them held at once."""
+        if self.stem is not None:
+            raise NotImplementedError("branches have no weights by query and key")
         out, weights = _with_weights(
             self.query, self.key, self.value, policy, dropout, **self._settings()
         )
@@ -131,14 +142,29 @@ class Request:
             "scale": self.scale,
         }
 
+    def _parts(self, stem: int) -> tuple[Request, Request]:
+        """Return what the stem asks for, and what its branches do."""
+        key, value = self.key[:, :, :stem], self.value[:, :, :stem]
+        before = replace(
+            self,
+            query=self.query[:, :, :stem],
+            key=key,
+            value=value,
+            mask=None,
+            is_causal=True,
+            stem=None,
+        )
+        return before, replace(self, query=self.query[:, :, stem:], window=None, stem=None)
+
     def _with_sinks(self, sinks: Tensor) -> Request:
         """Return the same with a key before all others whose logit is the head's sink.
 
         The query gets one number more, the sink over the scale, and keys a 0 there; the sink's
         key has a 1 there and 0 elsewhere. So it passes through β as every logit does.
         """
-        if self.softcap is not None:
-            raise NotImplementedError("sinks behind a softcap are not supported")
+        if self.softcap is not None or self.stem is not None:
+            what = "sinks behind a softcap" if self.stem is None else "sinks of branches"
+            raise NotImplementedError(f"{what} are not supported")
         batch, heads, queries, width = self.query.shape
         wider = -(width + 1) % WIDTH_STEP + 1
         query, key = pad(self.query, (0, wider)), pad(self.key, (0, wider, 1, 0))

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from sharpmax.hf.texts import prose
-from sharpmax.tasks.key_value import TEMPLATES, Prompt, Template, drawn_template, make_prompt
+from sharpmax.tasks.key_value import TEMPLATES, Prompt, Template, drawn_template, make_prompts
 from sharpmax.tasks.key_value.prompts import NoRoomError
 
 if TYPE_CHECKING:
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 CHECKED_SHARE = 8
 """The last of so many parts of the text is looked at, and not fitted to."""
 ENDS = 0.2
-"""The share of prompts that ask for the first line or the last: what a model finds before it is
-fitted at all, it must not lose."""
+"""The share of prompts that ask for the first line or the last, though at most one of those that
+share a text: what a model finds before it is fitted at all, it must not lose."""
+CHECKED_TOGETHER = 4
+"""Questions for one text among the prompts to look at: fewer, so that there are more texts."""
 CHECKED_QUESTIONS = 4
 """Of so many questions, one is looked at, and not fitted to."""
 
@@ -65,11 +67,11 @@ class Batch:
     """The sequences of one step.
 
     Attributes:
-        prompts: Each with its answer.
+        prompts: Each with its answer, in groups that ask for other lines of the same text.
         texts: Each of as many tokens as the others.
     """
 
-    prompts: list[Prompt]
+    prompts: list[list[Prompt]]
     texts: list[list[int]]
 
 
@@ -120,7 +122,7 @@ class Examples:
         if not self._only_own:
             for name in (*settings.templates, *settings.checked):
                 # which says if there is no room
-                self._prompt(TEMPLATES[name], settings.shortest, Random(0))
+                self._prompts(TEMPLATES[name], settings.shortest, Random(0), 1)
 
     def batch(self, step: int) -> Batch:
         """Return the sequences of a step, all of about one length."""
@@ -129,30 +131,38 @@ class Examples:
         exponent = random.uniform(math.log(settings.shortest), math.log(settings.length))
         length = settings.length if step % 2 else round(math.exp(exponent))
         own = [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]
-        prompts = random.choices(own, k=round(settings.own * settings.prompts)) if own else []
-        made = settings.prompts - len(prompts)
-        prompts += [self._any_prompt(length, random) for _ in range(made)]
+        drawn = random.choices(own, k=round(settings.own * settings.prompts)) if own else []
+        prompts = [[question] for question in drawn]
+        while len(prompts) < settings.prompts:
+            prompts.append(self._any_prompts(length, random))
         texts = []
         for _ in range(settings.texts):
             begin = random.randrange(len(self._fitted) - length + 1)
             texts.append([*self._start, *self._fitted[begin + 1 : begin + length]])
         return Batch(prompts, texts)
 
-    def checked_prompts(self) -> list[Prompt]:
+    def checked_prompts(self) -> list[list[Prompt]]:
         """Return the prompts to look at: of other templates, at the longest length and at half.
 
         Questions of the user's own come last.
         """
         settings, own = self.settings, self._own[CHECKED_QUESTIONS - 1 :: CHECKED_QUESTIONS]
+        alone = [[question] for question in own]
         if self._only_own:
-            return own
+            return alone
         lengths = sorted({max(settings.shortest, settings.length // 2), settings.length})
+        together = min(settings.asked, CHECKED_TOGETHER)
         return [
-            self._prompt(TEMPLATES[name], length, self._random("check", length, name, number))
+            self._prompts(
+                TEMPLATES[name],
+                length,
+                self._random("check", length, name, number),
+                min(together, settings.check_prompts - number),
+            )
             for length in lengths
             for name in settings.checked
-            for number in range(settings.check_prompts)
-        ] + own
+            for number in range(0, settings.check_prompts, together)
+        ] + alone
 
     def checked_texts(self) -> list[list[int]]:
         """Return the windows of text to look at."""
@@ -180,16 +190,18 @@ class Examples:
         begins = [round(last * i / max(1, count - 1)) for i in range(count)]
         return [[*self._start, *tokens[begin + 1 : begin + length]] for begin in begins]
 
-    def _any_prompt(self, length: int, random: Random) -> Prompt:
-        """Return a prompt of a drawn template, if there is room for it, or of a named one."""
-        if random.random() < self.settings.drawn:
+    def _any_prompts(self, length: int, random: Random) -> list[Prompt]:
+        """Return prompts of a drawn template, if there is room for it, or of a named one."""
+        settings = self.settings
+        if random.random() < settings.drawn:
             with contextlib.suppress(NoRoomError):
-                return self._prompt(drawn_template(random), length, random)
-        return self._prompt(TEMPLATES[random.choice(self.settings.templates)], length, random)
+                return self._prompts(drawn_template(random), length, random, settings.asked)
+        template = TEMPLATES[random.choice(settings.templates)]
+        return self._prompts(template, length, random, settings.asked)
 
-    def _prompt(self, template: Template, length: int, random: Random) -> Prompt:
-        depth = random.choice((0.0, 1.0)) if random.random() < ENDS else None
-        return make_prompt(self.tokenizer, template, length, random, depth, words="fit")
+    def _prompts(self, template: Template, length: int, random: Random, count: int) -> list[Prompt]:
+        depth = random.choice((0.0, 1.0)) if random.random() < ENDS * count else None
+        return make_prompts(self.tokenizer, template, length, random, count, depth, words="fit")
 
     def _question(self, question: Question) -> Prompt:
         tokens: list[int] = self.tokenizer(question.prompt, verbose=False)["input_ids"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpmax.hf.calibrate.curvature import squares, step_lengths
 from sharpmax.hf.calibrate.entropies import text_entropies
-from sharpmax.hf.calibrate.losses import answer_logits, answer_losses, of_text
+from sharpmax.hf.calibrate.losses import answer_logits, answer_losses, are_right, of_text
 from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import layers_and_heads, sharpen
 from sharpmax.per_head import PerHead
@@ -134,14 +134,14 @@ class Fitting:
             By which share the loss of the batch's texts has grown.
         """
         settings, processes = self.settings, self.processes
-        every: list[Prompt | list[int]] = [*batch.prompts, *batch.texts]
+        every: list[list[Prompt] | list[int]] = [*batch.prompts, *batch.texts]
         mine = every[processes.rank :: processes.count]
         self.optimizer.zero_grad(set_to_none=False)
         of_texts = torch.zeros(2, device=self.chosen.device)
         with _frozen(self.model, settings.checkpointing):
             for part in parts(mine, self._at_once()):
-                prompts = [item for item in part if isinstance(item, Prompt)]
-                texts = [item for item in part if not isinstance(item, Prompt)]
+                prompts = cast("list[list[Prompt]]", [some for some in part if is_asked(some)])
+                texts = cast("list[list[int]]", [some for some in part if not is_asked(some)])
                 with torch.no_grad():
                     original = self.reader.states(texts) if texts else None
                 with sharpen(self.model, PerHead(self._base(), self._masked())):
@@ -221,20 +221,20 @@ class Fitting:
 
     def _loss(
         self,
-        prompts: list[Prompt],
+        groups: list[list[Prompt]],
         texts: list[list[int]],
         original: Tensor | None,
         tie: float,
     ) -> tuple[Tensor, Tensor]:
         """Return this part's share of a step's loss, and of its texts', now and before."""
-        states = self.reader.states([*map(whole, prompts), *texts])
-        answers = answer_logits(self.reader, states[: len(prompts)], prompts)
-        losses = [loss / self.settings.prompts for loss in answer_losses(answers, prompts)]
+        losses = []
+        answers = answer_logits(self.reader, groups) if groups else []
+        for logits, prompts in zip(answers, groups, strict=True):
+            mean = torch.stack(answer_losses(logits, prompts)).mean()
+            losses.append(mean / self.settings.prompts)
         of_texts = torch.zeros(2, device=self.chosen.device)
         if original is not None:
-            found = of_text(
-                self.reader, states[len(prompts) :, : original.shape[1]], original, texts
-            )
+            found = of_text(self.reader, self.reader.states(texts), original, texts)
             share = len(texts) / self.settings.texts
             losses.append(tie * share * found.price())
             of_texts = share * torch.stack([found.loss, found.original_loss]).detach()
@@ -242,14 +242,12 @@ class Fitting:
 
     def _checked(self) -> Check:
         at_once = CHECKED_AT_ONCE if self.model.device.type == "cuda" else 1
-        right, answers = 0, []
-        for prompts in parts(self._prompts, at_once):
-            logits = answer_logits(
-                self.reader, self.reader.states(list(map(whole, prompts))), prompts
-            )
-            answers += [loss.item() for loss in answer_losses(logits, prompts)]
-            for row, prompt in zip(logits, prompts, strict=True):
-                right += row.argmax(-1).tolist() == prompt.answer
+        right: list[bool] = []
+        answers: list[float] = []
+        for groups in parts(self._prompts, at_once):
+            for logits, prompts in zip(answer_logits(self.reader, groups), groups, strict=True):
+                answers += [loss.item() for loss in answer_losses(logits, prompts)]
+                right += are_right(logits, prompts)
         of_texts = []
         for text, original in zip(self._texts, self._original, strict=True):
             states = self.reader.states([text])
@@ -257,7 +255,7 @@ class Fitting:
             of_texts.append(torch.stack(found).tolist())
         divergence, loss, original_loss = map(_mean, zip(*of_texts, strict=True))
         return Check(
-            retrieval=right / len(self._prompts),
+            retrieval=_mean(right),
             answer_loss=_mean(answers),
             text_loss=loss,
             divergence=divergence,
@@ -279,9 +277,9 @@ def changes(numbers: dict[str, Tensor], settings: Settings) -> Tensor:
     return largest
 
 
-def whole(prompt: Prompt) -> list[int]:
-    """Return a prompt with its answer."""
-    return [*prompt.tokens, *prompt.answer]
+def is_asked(some: list[Prompt] | list[int]) -> bool:
+    """Tell whether these are prompts, and not the tokens of a text."""
+    return isinstance(some[0], Prompt)
 
 
 def parts(items: Sequence[Item], size: int) -> Iterator[list[Item]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, nll_loss
 from torch.utils.checkpoint import checkpoint
 
+from sharpmax.hf.branches import alike
 from sharpmax.hf.reader import TOKENS_AT_ONCE
 
 if TYPE_CHECKING:
@@ -17,19 +18,37 @@ if TYPE_CHECKING:
     from sharpmax.tasks.key_value import Prompt
 
 
-def answer_logits(reader: Reader, states: Tensor, prompts: list[Prompt]) -> list[Tensor]:
-    """Return the logits of every prompt's answer, a row a token."""
+def answer_logits(reader: Reader, groups: Sequence[Sequence[Prompt]]) -> list[list[Tensor]]:
+    """Return the logits of the answers to groups of prompts, a row a token.
+
+    What the prompts of a group have in common at their beginning is read once, where the model
+    allows it.
+    """
+    stems, branches = [], []
+    for prompts in groups:
+        shared = alike([prompt.tokens[:-1] for prompt in prompts])
+        stems.append(prompts[0].tokens[:shared])
+        branches.append([[*prompt.tokens[shared:], *prompt.answer[:-1]] for prompt in prompts])
     found = []
-    for state, prompt in zip(states, prompts, strict=True):
-        first = len(prompt.tokens) - 1
-        found.append(reader.logits(state[first : first + len(prompt.answer)]))
+    for prompts, states in zip(groups, reader.branch_states(stems, branches), strict=True):
+        sizes = [len(prompt.answer) for prompt in prompts]
+        said = [state[-size:] for state, size in zip(states, sizes, strict=True)]
+        found.append(list(torch.split(reader.logits(torch.cat(said)), sizes)))
     return found
 
 
-def answer_losses(logits: list[Tensor], prompts: list[Prompt]) -> list[Tensor]:
+def answer_losses(logits: list[Tensor], prompts: Sequence[Prompt]) -> list[Tensor]:
     """Return the mean loss of every answer's tokens."""
     return [
         cross_entropy(row, torch.tensor(prompt.answer, device=row.device))
+        for row, prompt in zip(logits, prompts, strict=True)
+    ]
+
+
+def are_right(logits: list[Tensor], prompts: Sequence[Prompt]) -> list[bool]:
+    """Tell of every answer whether each of its tokens is the likeliest."""
+    return [
+        row.argmax(-1).tolist() == prompt.answer
         for row, prompt in zip(logits, prompts, strict=True)
     ]
 

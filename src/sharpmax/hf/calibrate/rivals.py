@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from sharpmax.hf.calibrate.entropies import text_entropies
+from sharpmax.hf.calibrate.fit import parts
+from sharpmax.hf.calibrate.losses import answer_logits, are_right
 from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import sharpen
 from sharpmax.per_head import PerHead
 from sharpmax.policies import HELD, PAPER, EntropyCap, Fixed, LogLength
-from sharpmax.tasks.key_value.evaluate import are_found
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,12 +54,15 @@ def rivals(model: PreTrainedModel, examples: Examples) -> Mapping[str, Policy | 
 
 def best_fixed(model: PreTrainedModel, examples: Examples) -> Fixed:
     """Return the β of the grid that finds most, the one nearest to 1 among equals."""
-    prompts = examples.checked_prompts()
+    reader, groups = Reader(model), examples.checked_prompts()
     at_once = 1 if model.device.type == "cpu" else AT_ONCE
-    parts = [prompts[i : i + at_once] for i in range(0, len(prompts), at_once)]
 
     def found(beta: float) -> int:
         with torch.no_grad(), sharpen(model, Fixed(beta)):
-            return sum(sum(are_found(model, part)) for part in parts)
+            return sum(
+                sum(are_right(logits, prompts))
+                for some in parts(groups, at_once)
+                for logits, prompts in zip(answer_logits(reader, some), some, strict=True)
+            )
 
     return Fixed(max(GRID, key=lambda beta: (found(beta), -abs(math.log(beta)))))

@@ -29,7 +29,9 @@ class Settings:
             text. Attention then reads its keys twice.
         band: The share of the rows of text that this band holds.
         most: The largest β, and the largest 1/β.
-        prompts: In a step.
+        prompts: Texts of lines in a step.
+        asked: Questions for each of them, read together: they cost little, and one alone tells
+            little of what to change.
         texts: In a step.
         learning_rate: Of Adam, in units of ln β, for a head of average effect on text.
         weighings: How often texts are read at first to learn which heads they feel most.
@@ -58,7 +60,8 @@ class Settings:
     entropy: bool = True
     band: float = 0.8
     most: float = 8.0
-    prompts: int = 12
+    prompts: int = 6
+    asked: int = 16
     texts: int = 4
     learning_rate: float = 0.02
     weighings: int = 3
@@ -85,6 +88,7 @@ class Settings:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         least = {"steps": 1, "prompts": 1, "texts": 1, "check_every": 1, "patience": 1}
         least |= {
+            "asked": 1,
             "check_prompts": 1,
             "check_texts": 2,
             "weighings": 1,

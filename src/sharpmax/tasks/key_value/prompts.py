@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
@@ -64,37 +65,71 @@ def make_prompt(
     Raises:
         NoRoomError: If not even two lines fit.
     """
+    return make_prompts(tokenizer, template, length, random, 1, depth, words)[0]
+
+
+def make_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    length: int,
+    random: Random,
+    count: int,
+    depth: float | None = None,
+    words: Words = "test",
+) -> list[Prompt]:
+    """Return up to `count` prompts of the same lines, which ask for different ones.
+
+    The first is that of `make_prompt`. The others ask for lines at random, as far as there are
+    lines whose key stands in no other and whose question is short enough.
+    """
 
     def tokens(*texts: str) -> list[list[int]]:
         found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         return found
 
+    def asked(key: str, value: str) -> list[list[int]]:
+        return tokens("\n" + template.question.format(key=key), gap + value)
+
+    def drawn() -> Iterator[tuple[tuple[str, str], list[int]]]:
+        while True:
+            some = [(next(keys), next(values)) for _ in range(LINES_AT_ONCE)]
+            yield from zip(some, tokens(*(written(*pair) for pair in some)), strict=True)
+
+    def written(key: str, value: str) -> str:
+        return "\n" + template.line.format(key=key, value=value)
+
     keys, values = _unlike(template.key, random, words), _unlike(template.value, random, words)
-    asked_key, asked_value = next(keys), next(values)
     gap = "" if template.question.endswith('"') else " "
-    answer, question, opening, asked = tokens(
-        gap + asked_value,
-        "\n" + template.question.format(key=asked_key),
-        template.opening,
-        "\n" + template.line.format(key=asked_key, value=asked_value),
-    )
+    first = next(keys), next(values)
+    opening, first_line = tokens(template.opening, written(*first))
     opening = [*_special(tokenizer), *opening]
-    room = length - len(opening) - len(question) - len(answer) - len(asked)
-    lines: list[list[int]] = []
-    for line in itertools.chain.from_iterable(
-        tokens(*(f"\n{template.line.format(key=next(keys), value=next(values))}" for _ in range(n)))
-        for n in itertools.repeat(LINES_AT_ONCE)
-    ):
+    question, answer = asked(*first)
+    room = length - len(opening) - len(question) - len(answer) - len(first_line)
+    pairs, lines = [], []
+    for pair, line in drawn():
         if len(line) > room:
             break
+        pairs.append(pair)
         lines.append(line)
         room -= len(line)
     if not lines:
         raise NoRoomError(f"length must have room for two lines and a question, got {length}")
     place = random.randrange(len(lines) + 1) if depth is None else round(depth * len(lines))
-    lines.insert(place, asked)
-    whole = [*opening, *(token for line in lines for token in line), *question]
-    return Prompt(whole, answer, place / (len(lines) - 1), len(lines))
+    pairs.insert(place, first)
+    lines.insert(place, first_line)
+    text = [*opening, *itertools.chain.from_iterable(lines)]
+    prompts = [Prompt([*text, *question], answer, place / (len(lines) - 1), len(lines))]
+    if count > 1:
+        often = Counter(key for key, _ in pairs)
+        others = [i for i, (key, _) in enumerate(pairs) if i != place and often[key] == 1]
+        for i in random.sample(others, len(others)):
+            question, answer = asked(*pairs[i])
+            if len(text) + len(question) + len(answer) <= length:
+                depth = i / (len(lines) - 1)
+                prompts.append(Prompt([*text, *question], answer, depth, len(lines)))
+            if len(prompts) == count:
+                break
+    return prompts
 
 
 def is_for_tests(text: str) -> bool:

@@ -1,0 +1,53 @@
+"""Branches of one stem give what each sequence gives by itself, whatever the model looks like."""
+
+import pytest
+import torch
+from tiny_models import DECODERS, tiny
+
+from sharpmax import PAPER, LogLength
+from sharpmax.hf import sharpen
+from sharpmax.hf.reader import Reader
+
+STEMS = [[*range(3, 40)], [*range(50, 61)]]
+BRANCHES = [[[7, 8, 9], [1], [30, 20, 10, 5]], [[2, 4]]]
+
+
+def states_alone(reader):
+    return [
+        [reader.states([[*stem, *branch]])[0, len(stem) :] for branch in branches]
+        for stem, branches in zip(STEMS, BRANCHES, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", [name for name in DECODERS if name != "gpt_oss"])
+@pytest.mark.parametrize("policy", [PAPER, LogLength(8, 0.3)], ids=["paper", "length"])
+def test_branches_are_read_as_if_alone(kind, policy):
+    reader = Reader(tiny(kind).double())
+    assert reader.can_branch
+    with torch.no_grad(), sharpen(reader.model, policy):
+        together, alone = reader.branch_states(STEMS, BRANCHES), states_alone(reader)
+    for found, wanted in zip(together, alone, strict=True):
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_cannot_branch_reads_every_sequence_whole():
+    reader = Reader(tiny("llama").double())
+    reader.can_branch = False
+    with torch.no_grad(), sharpen(reader.model, PAPER):
+        together, alone = reader.branch_states(STEMS, BRANCHES), states_alone(reader)
+    for found, wanted in zip(together, alone, strict=True):
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_with_sinks_does_not_branch():
+    assert not Reader(tiny("gpt_oss")).can_branch
+
+
+def test_a_stem_may_be_empty():
+    reader = Reader(tiny("llama").double())
+    with torch.no_grad(), sharpen(reader.model, PAPER):
+        found = reader.branch_states([[], [3, 4]], [[[5, 6, 7]], [[8]]])
+        wanted = reader.states([[5, 6, 7]])[0]
+    torch.testing.assert_close(found[0][0], wanted, rtol=1e-5, atol=1e-6)
