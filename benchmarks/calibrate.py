@@ -42,7 +42,7 @@ WINDOWS = 12
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--name", default="by-entropy")
+    parser.add_argument("--name", default="by-length-and-sink")
     parser.add_argument("--text", action="append", default=[])
     parser.add_argument("--book", type=Path, required=True)
     parser.add_argument("--length", type=int, default=2048)
@@ -51,9 +51,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--asked", type=int, default=Settings.asked)
     parser.add_argument("--texts", type=int, default=Settings.texts)
     parser.add_argument("--at-once", type=int)
+    parser.add_argument("--cost", type=float, action="append", default=[])
+    parser.add_argument("--check-prompts", type=int, default=Settings.check_prompts)
+    parser.add_argument("--check-texts", type=int, default=Settings.check_texts)
+    parser.add_argument("--dtype", default="bfloat16" if CUDA else "float32")
     parser.add_argument("--heads", type=int, nargs="*", default=[64, 32, 16, 8])
-    parser.add_argument("--no-entropy", action="store_true")
+    parser.add_argument("--entropy", action="store_true")
+    parser.add_argument("--no-sink", action="store_true")
     parser.add_argument("--no-rivals", action="store_true")
+    parser.add_argument("--case", action="append", help="a policy to ask under; all if none")
     parser.add_argument("--out", type=Path, default=RESULTS / "calibrate")
     return parser.parse_args()
 
@@ -61,9 +67,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     asked = arguments()
     folder = asked.out / asked.name
-    model, tokenizer, _ = load(
-        asked.model, dtype=torch.bfloat16 if CUDA else torch.float32, device=PLACE
-    )
+    model, tokenizer, _ = load(asked.model, dtype=getattr(torch, asked.dtype), device=PLACE)
     texts = [prose(), *(Path(name).read_text(errors="replace") for name in asked.text)]
     settings = Settings(
         length=asked.length,
@@ -72,8 +76,12 @@ def main() -> None:
         asked=asked.asked,
         texts=asked.texts,
         at_once=asked.at_once,
+        costs=tuple(asked.cost),
+        check_prompts=asked.check_prompts,
+        check_texts=asked.check_texts,
         heads=tuple(asked.heads),
-        entropy=not asked.no_entropy,
+        entropy=asked.entropy,
+        sink=not asked.no_sink,
     )
     examples = Examples(tokenizer, settings, texts)
     plan = comparison_plan(model, examples, 1, asked.book.read_text())
@@ -103,6 +111,7 @@ def main() -> None:
         write_csv(folder / "heads.csv", HeadChange, head_changes(found.policy, settings.length))
     cases = {"plain": None} if asked.no_rivals else dict(rivals(model, examples))
     cases |= {point.name: found.policies[point.name] for point in found.points}
+    cases = {name: cases[name] for name in asked.case or cases}
     scores: list[Score] = []
     for some in by_case(model, tokenizer, cases, plan):
         scores += some

@@ -175,6 +175,13 @@ def test_entropy_cap_gives_up_at_its_maximum_on_ties():
     assert 1 < beta[1] < 100
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_entropy_cap_takes_no_step_along_a_slope_that_has_all_but_gone(dtype):
+    below = np.arange(20, 760, dtype=dtype)
+    ties = np.stack([0 * below, 0 * below, -below], axis=-1)  # whose entropy stays above ln 2
+    assert np.all(EntropyCap(0.5)(LogitRows.of(ties)) == EntropyCap(0.5).maximum)
+
+
 def test_entropy_cap_needs_the_rows():
     with pytest.raises(TypeError, match="needs the rows themselves"):
         EntropyCap(0.5)(with_entropy(1.0))

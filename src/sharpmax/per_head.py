@@ -7,7 +7,9 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from sharpmax.arrays import Array, array_like, is_numpy, namespace
 from sharpmax.policy import Policy
@@ -32,6 +34,8 @@ class PerHead(Policy):
     base: Policy
     by_head: Mapping[str, Any]
 
+    _shifts_sink: ClassVar[bool]
+
     def __post_init__(self) -> None:
         if not isinstance(self.base, Policy) or isinstance(self.base, PerHead):
             raise TypeError(f"base must be a policy that is not by head itself, got {self.base!r}")
@@ -52,8 +56,14 @@ class PerHead(Policy):
                 f"got {sorted(shapes)}"
             )
         if all(isinstance(array, tuple) for array in self._arrays()):
-            for head in itertools.product(*map(range, self.shape)):
+            heads = itertools.product(*map(range, self.shape))
+            policies = [
                 self._base_with(functools.partial(functools.reduce, operator.getitem, head))
+                for head in heads
+            ]
+        else:
+            policies = [self._base_with(lambda x: np.asarray(x) if isinstance(x, tuple) else x)]
+        object.__setattr__(self, "_shifts_sink", any(p.shifts_sink for p in policies))
 
     def __hash__(self) -> int:
         return hash((self.base, tuple(sorted(self.by_head.items()))))
@@ -80,8 +90,21 @@ class PerHead(Policy):
         """Return the same with each array converted, such as to tensors of a device."""
         return PerHead(self.base, self._map(convert))
 
+    @property
+    def shifts_sink(self) -> bool:
+        """Whether the policy of any head does."""
+        return self._shifts_sink
+
     def __call__(self, rows: Rows) -> Array | float:
         """Return the β that every head's own policy chooses."""
+        return self._of(rows)(rows)
+
+    def sink_shift(self, rows: Rows) -> Array | float:
+        """Return the γ that every head's own policy chooses."""
+        return self._of(rows).sink_shift(rows)
+
+    def _of(self, rows: Rows) -> Policy:
+        """Return the base with settings that broadcast to the rows."""
         if len(self.shape) == 2:
             raise ValueError("this policy differs by layer: choose one with .layer(index)")
         length, heads = rows.length, self.shape[0]
@@ -95,7 +118,7 @@ class PerHead(Policy):
             shape = (1,) * (length.ndim - 2) + (heads, 1)
             return namespace(length).reshape(array_like(array, length), shape)
 
-        return self._base_with(column)(rows)
+        return self._base_with(column)
 
     def _arrays(self) -> list[Array]:
         return [

@@ -151,7 +151,11 @@ class LogLinear(Policy):
     ln β = offset + by_length·max(0, ln(n / reference_length))
            + below·max(0, low − E) + above·max(0, E − high),    E = H − drift·ln n,
 
-    kept within ±ln(most). The band from `low` to `high` is meant to hold the entropies that a head
+    kept within ±ln(most), and what is added to the logit of a row's first key after β,
+
+    γ = sink + sink_by_length·max(0, ln(n / reference_length)),
+
+    kept within ±most. The band from `low` to `high` is meant to hold the entropies that a head
     has on ordinary text, `drift` being how they grow with the length there: what happens in it
     every day stays as it is. Without a band, β reads the length alone and costs no statistics.
     `calibrate` fits this policy head by head.
@@ -166,10 +170,13 @@ class LogLinear(Policy):
     drift: Number = 0.0
     below: Number = 0.0
     above: Number = 0.0
+    sink: Number = 0.0
+    sink_by_length: Number = 0.0
 
     def __post_init__(self) -> None:
         _require_numbers(self, "reference_length", above=0)
         _require_numbers(self, "offset", "by_length", "drift", "below", "above")
+        _require_numbers(self, "sink", "sink_by_length")
         _require_numbers(self, "most", above=1)
         if (self.low is None) != (self.high is None):
             raise ValueError("low and high make a band together: give both, or neither")
@@ -184,15 +191,30 @@ class LogLinear(Policy):
     def __call__(self, rows: Rows) -> Array:
         """Return β from the rows' length, and their entropy."""
         length = rows.length
-        growth = length / self.reference_length
-        xp = namespace(growth)
-        log_beta = self.offset + self.by_length * xp.log(xp.where(growth > 1, growth, 1.0))
+        xp = namespace(length)
+        log_beta = self.offset + self.by_length * self._growth(length)
         if self.low is not None:
             entropy = rows.entropy - self.drift * xp.log(xp.where(length > 1, length, 1.0))
             log_beta = log_beta + self.below * xp.clip(self.low - entropy, min=0.0)
             log_beta = log_beta + self.above * xp.clip(entropy - self.high, min=0.0)
         limit = xp.log(self.most) if is_array(self.most) else math.log(self.most)
         return xp.exp(xp.clip(log_beta, -limit, limit))
+
+    @property
+    def shifts_sink(self) -> bool:
+        """Whether γ is anything but 0."""
+        return any(is_array(x) or x != 0 for x in (self.sink, self.sink_by_length))
+
+    def sink_shift(self, rows: Rows) -> Array:
+        """Return γ from the rows' length."""
+        shift = self.sink + self.sink_by_length * self._growth(rows.length)
+        return namespace(shift).clip(shift, -self.most, self.most)
+
+    def _growth(self, length: Array) -> Array:
+        """Return max(0, ln(n / reference_length))."""
+        growth = length / self.reference_length
+        xp = namespace(growth)
+        return xp.log(xp.where(growth > 1, growth, 1.0))
 
 
 @dataclass(frozen=True)
@@ -227,11 +249,12 @@ class EntropyCap(Policy):
         start = self._climb(constants) if climbs else self._start(constants)  # type: ignore[arg-type]
         plain, least, low, high, beta = start
         xp = namespace(plain)
+        flat = 2.0**20 * float(xp.finfo(plain.dtype).smallest_normal)  # over less, steps overflow
         for _ in range(2 if climbs else self.steps):
             entropy, slope = constants.entropy_at(beta)
             low = xp.where(entropy > self.nats, beta, low)
             high = xp.where(entropy > self.nats, high, beta)
-            falling = (entropy > 0) & (slope < 0)
+            falling = (entropy > 0) & (slope < -flat)
             log_excess = xp.log(xp.where(falling, entropy, self.nats) / self.nats)
             newton = beta - log_excess * entropy / xp.where(falling, slope, -1.0)
             inside = falling & (newton >= low) & (newton <= high)
@@ -241,7 +264,7 @@ class EntropyCap(Policy):
         # the second derivative right too.
         for _ in range(1 if climbs else 2):
             entropy, slope = rows.entropy_at(beta)
-            step = (entropy - self.nats) / xp.where(slope < 0, slope, -math.inf)
+            step = (entropy - self.nats) / xp.where(slope < -flat, slope, -math.inf)
             beta = beta - xp.where(abs(step) < beta, step, 0.0)
         beta = xp.where(plain > self.nats, beta, 1.0)
         return xp.where(least > self.nats, self.maximum, beta)
@@ -359,6 +382,16 @@ class Detached(Policy):
         """Return the policy of one layer."""
         base = self.base.layer(index)
         return self if base is self.base else Detached(base)
+
+    @property
+    def shifts_sink(self) -> bool:
+        """Whether the base does."""
+        return self.base.shifts_sink
+
+    def sink_shift(self, rows: Rows) -> Array | float:
+        """Return the base's γ as a constant."""
+        shift = self.base.sink_shift(rows.detached())
+        return shift if isinstance(shift, int | float) else constant(shift)
 
     def __call__(self, rows: Rows) -> Array | float:
         """Return the base's β as a constant."""

@@ -87,6 +87,16 @@ class Policy(ABC):
     def __call__(self, rows: Rows) -> Array | float:
         """Return β for every row: a number, or an array that broadcasts to one entry a row."""
 
+    @property
+    def shifts_sink(self) -> bool:
+        """Whether it also changes the logit of a row's first key; most do not."""
+        return False
+
+    def sink_shift(self, rows: Rows) -> Array | float:
+        """Return γ, which is added to the logit of every row's first key after β."""
+        del rows
+        return 0.0
+
     def layer(self, index: int) -> Policy:
         """Return the policy of one layer of a model; most are the same in all."""
         del index

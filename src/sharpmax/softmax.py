@@ -8,6 +8,7 @@ from sharpmax.arrays import is_torch
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
 from sharpmax.rows import LogitRows
+from sharpmax.sink import shift_sink
 
 if TYPE_CHECKING:
     from sharpmax.arrays import Array
@@ -29,11 +30,11 @@ def softmax(
             negative number. A row with nothing left is all zeros.
     """
     require_policy(policy)
-    rows = LogitRows.of(logits, axis, where)
+    rows, weights = LogitRows.of(logits, axis, where), None
     if is_torch(logits) and logits.is_cuda:
         from sharpmax.torch.softmax import fused_softmax
 
         weights = fused_softmax(rows, policy)
-        if weights is not None:
-            return weights
-    return rows.softmax(policy(rows))
+    if weights is None:
+        weights = rows.softmax(policy(rows))
+    return shift_sink(weights, policy.sink_shift(rows), axis) if policy.shifts_sink else weights

@@ -52,6 +52,7 @@ SETTINGS = Settings(
     check_prompts=1,
     check_texts=2,
     max_text_loss=10.0,
+    entropy=True,
 )
 TEXT = "The quick brown fox jumps over the lazy dog; nobody knows why it does so. " * 80
 
@@ -101,9 +102,12 @@ def test_a_tie_keeps_down_what_text_pays(model, examples):
 
 
 @pytest.mark.parametrize("entropy", [False, True])
-def test_gradients_are_those_of_differences(examples, entropy):
+@pytest.mark.parametrize("sink", [False, True])
+def test_gradients_are_those_of_differences(examples, entropy, sink):
     model = tiny("llama", max_position_embeddings=512).double()
-    fitting = fitting_of(model, examples, dataclasses.replace(SETTINGS, entropy=entropy))
+    settings = dataclasses.replace(SETTINGS, entropy=entropy, sink=sink)
+    fitting = fitting_of(model, examples, settings)
+    assert len(fitting.numbers) == 2 + 2 * entropy + 2 * sink
     fitting.numbers = {
         name: (0.1 * torch.randn(2, 4, dtype=torch.float64)).requires_grad_()
         for name in fitting.numbers
@@ -156,7 +160,8 @@ def test_only_some_heads_stay_changed(model, examples):
     assert changed.sum() == 2
     assert changed[largest]
     changes = head_changes(fitting.policy(), SETTINGS.length)
-    assert sum(bool(c.short or c.long or c.below or c.above) for c in changes) == 2
+    numbers = [dataclasses.astuple(change)[2:] for change in changes]
+    assert sum(any(of_head) for of_head in numbers) == 2
 
 
 def test_numbers_that_text_hardly_feels_take_longer_steps():

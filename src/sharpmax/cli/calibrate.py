@@ -57,7 +57,11 @@ def calibrate(
     steps: Annotated[int | None, typer.Option(help="At each of these, at most; 100.")] = None,
     entropy: Annotated[
         bool,
-        typer.Option(help="Whether β reads the entropy, or, at no cost at all, the length alone."),
+        typer.Option(help="Whether β reads the entropy too, and not the length alone."),
+    ] = False,
+    sink: Annotated[
+        bool,
+        typer.Option(help="Whether the first key's logit is shifted too, or β alone is fitted."),
     ] = True,
     text: Annotated[
         list[str] | None,
@@ -131,6 +135,7 @@ def calibrate(
         "heads": None if heads is None else [count for count in heads if count],
         "steps": steps,
         "entropy": entropy,
+        "sink": sink,
         "own": None if own is None else _share("own", own),
         "templates": template,
         "prompts": prompts,

@@ -68,6 +68,11 @@ def _of_rows(scores: Scores, policy: Policy, queries: slice) -> Tensor:
     beta = torch.as_tensor(beta, dtype=z.dtype, device=z.device).expand(z.shape[:-1])
     if not bool((beta == 1).all()):
         weights, total, entropy = _softmax(z, beta[..., None], hidden)
+    largest = 1 / total
+    if policy.shifts_sink and keys.start == 0:
+        shift = torch.as_tensor(policy.sink_shift(known), dtype=z.dtype, device=z.device)
+        weights, total, entropy = _shifted(z, beta, shift.expand(total.shape), hidden)
+        largest = weights.amax(-1) / total
 
     first = weights[..., 0] / total if keys.start == 0 else torch.zeros_like(total)
     nearest = max(keys.start, queries.start + scores.offset - NEAR + 1)
@@ -79,7 +84,7 @@ def _of_rows(scores: Scores, policy: Policy, queries: slice) -> Tensor:
     _, bound = weight_bounds(spread, length, beta)
     share = entropy / torch.log(length.clamp(min=2))
     bound = torch.as_tensor(bound).clamp(max=1)
-    measures = entropy, share, 1 / total, first, near, beta, spread, bound
+    measures = entropy, share, largest, first, near, beta, spread, bound
     nothing = length == 0  # a row of padding says nothing of a head
     return torch.stack([torch.where(nothing, 0.0, x) for x in measures])
 
@@ -116,6 +121,15 @@ def _extremes(logits: Tensor, hidden: _Hidden) -> tuple[Tensor, Tensor]:
     maximum = logits.amax(-1)
     nothing = maximum == -math.inf
     return maximum.masked_fill_(nothing, 0.0), lowest.masked_fill_(nothing, 0.0)
+
+
+def _shifted(
+    z: Tensor, beta: Tensor, shift: Tensor, hidden: _Hidden
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `_softmax` does of β·z with γ added to the first of every row."""
+    tempered = beta[..., None] * z
+    tempered[..., 0] += shift
+    return _softmax(tempered, 1.0, hidden)
 
 
 def _softmax(z: Tensor, beta: Tensor | float, hidden: _Hidden) -> tuple[Tensor, Tensor, Tensor]:

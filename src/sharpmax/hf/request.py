@@ -16,6 +16,7 @@ from sharpmax.rows import LogitRows
 from sharpmax.torch.attention import attention
 from sharpmax.torch.autocast import as_under_autocast
 from sharpmax.torch.scores import Scores
+from sharpmax.torch.sink import shift_weights
 
 if TYPE_CHECKING:
     from sharpmax.policy import Policy
@@ -199,6 +200,9 @@ def _with_weights(
     scores = Scores.of(query, key, **settings)
     every, keys = slice(0, query.shape[2]), slice(0, key.shape[2])
     rows = LogitRows.of(scores.logits(every, keys), where=scores.visible(every, keys))
-    weights = rows.softmax(policy(rows)).to(query.dtype)
+    weights = rows.softmax(policy(rows))
+    if policy.shifts_sink:
+        weights = shift_weights(scores, weights, policy.sink_shift(rows))
+    weights = weights.to(query.dtype)
     value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
     return dropped(weights, dropout) @ value, weights

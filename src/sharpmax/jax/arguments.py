@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from sharpmax.policy import Policy, require_policy
+
 DTYPES = "float64", "float32", "bfloat16", "float16"
 
 
@@ -138,3 +140,13 @@ def window_of(size: Any) -> tuple[int, int] | None:
             f"right), got {size!r}"
         )
     return int(sides[0]), int(sides[1])
+
+
+def require_policy_of_jax(policy: object) -> None:
+    """Raise an error unless it is a policy that attention in JAX can follow."""
+    require_policy(policy)
+    if isinstance(policy, Policy) and policy.shifts_sink:
+        raise NotImplementedError(
+            "attention in JAX cannot shift a row's sink, as the policy does: calibrate one that "
+            "does not (--no-sink)"
+        )

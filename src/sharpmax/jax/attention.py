@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from sharpmax.jax import sharded
-from sharpmax.jax.arguments import require_like, sequences_of
+from sharpmax.jax.arguments import require_like, require_policy_of_jax, sequences_of
 from sharpmax.jax.row_statistics import implementation_of, require_chunked
 from sharpmax.jax.scores import Scores
 from sharpmax.policies import PAPER
-from sharpmax.policy import Policy, require_policy
 
 if TYPE_CHECKING:
     from jax import Array
 
+    from sharpmax.policy import Policy
     from sharpmax.statistics import RowStatistics
 
 
@@ -71,7 +71,7 @@ def attention(
         ValueError: If a shape does not fit; told when the function is traced.
         NotImplementedError: If the implementation that was named cannot take the call, and why.
     """
-    require_policy(policy)
+    require_policy_of_jax(policy)
     scores = Scores.of(
         query,
         key,

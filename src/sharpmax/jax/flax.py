@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sharpmax.jax.arguments import require_policy_of_jax
 from sharpmax.jax.attention import attention
 from sharpmax.jax.scores import Scores, weighted
 from sharpmax.policies import PAPER
-from sharpmax.policy import Policy, require_policy
+
+if TYPE_CHECKING:
+    from sharpmax.policy import Policy
 
 
 def attention_fn(policy: Policy = PAPER, *, implementation: str | None = None) -> Attention:
@@ -32,7 +35,7 @@ def attention_fn(policy: Policy = PAPER, *, implementation: str | None = None) -
         policy: Chooses β for every row.
         implementation: As in `sharpmax.jax.attention`.
     """
-    require_policy(policy)
+    require_policy_of_jax(policy)
     return Attention(policy, implementation)
 
 

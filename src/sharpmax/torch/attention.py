@@ -15,6 +15,7 @@ from sharpmax.torch.autocast import as_under_autocast
 from sharpmax.torch.choice import choose, in_training
 from sharpmax.torch.row_statistics import IMPLEMENTATIONS, chosen, require_implementation
 from sharpmax.torch.scores import Scores, require_alike
+from sharpmax.torch.sink import attend_shifting
 from sharpmax.torch.tempered import attend, sdpa
 from sharpmax.torch.tempered.chunked import attend_choosing
 
@@ -49,7 +50,8 @@ def attention(
             heads (grouped-query attention).
         value: Of shape (batch, key heads, keys, value width).
         policy: Chooses β from a row's statistics. One that reads no more than the length costs
-            no statistics pass.
+            no statistics pass. One that shifts the sink adds γ to the logit of key 0, or of the
+            first key that the mask shows, where a query sees it.
         is_causal: Whether a query sees no key after it. The last query stands at the last key,
             also where there are more keys than queries.
         mask: A boolean tensor that broadcasts to (batch, heads, queries, keys), True where a
@@ -91,6 +93,11 @@ def _sharpened(
     lost: float | None,
 ) -> tuple[Tensor, RowStatistics]:
     """Go down the corridor; statistics that nobody reads are NaN."""
+    if policy.shifts_sink:
+        wanted = return_statistics or not policy.reads <= {"length", "detached"}
+        statistics, _ = _statistics(scores, policy, implementation, wanted)
+        beta, shift = choose(policy, statistics), policy.sink_shift(statistics)
+        return attend_shifting(scores, value, beta, shift, lost), statistics
     chooses_from_rows = "entropy_at" in policy.reads
     if chooses_from_rows and implementation is not None and not return_statistics:
         raise NotImplementedError(
@@ -104,20 +111,26 @@ def _sharpened(
         decodes &= sdpa.refusal(scores, value, 1.0, None) is not None
     if decodes and not in_training(policy) and decode.refusal(scores, value) is None:
         return decode.decode(scores, value, policy, lost, return_statistics)
-    maximum = None
-    if return_statistics or (reads_rows and not chooses_from_rows):
-        name = chosen(scores, implementation, policy.reads)
-        statistics = IMPLEMENTATIONS[name].row_statistics(scores)
-        maximum = None if name == "flash" else statistics.max
-    else:
-        length = scores.lengths() if "length" in policy.reads else math.nan
-        statistics = RowStatistics(math.nan, math.nan, math.nan, length)
+    wanted = return_statistics or (reads_rows and not chooses_from_rows)
+    statistics, maximum = _statistics(scores, policy, implementation, wanted)
     if not chooses_from_rows:
         return attend(scores, value, choose(policy, statistics), maximum), statistics
     if on_gpu and attention_rows.refusal(scores) is None:
         beta = choose(policy, AttentionRows(scores))
         return attend(scores, value, beta, maximum), statistics
     return attend_choosing(scores, value, lambda rows, _: policy(rows)), statistics
+
+
+def _statistics(
+    scores: Scores, policy: Policy, implementation: str | None, wanted: bool
+) -> tuple[RowStatistics, Tensor | None]:
+    """Return the rows' statistics, or their length alone, and their maximum where it is known."""
+    if not wanted:
+        length = scores.lengths() if "length" in policy.reads else math.nan
+        return RowStatistics(math.nan, math.nan, math.nan, length), None
+    name = chosen(scores, implementation, policy.reads)
+    statistics = IMPLEMENTATIONS[name].row_statistics(scores)
+    return statistics, None if name == "flash" else statistics.max
 
 
 def _require_value(value: Tensor, scores: Scores) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CHECKED_AT_ONCE = 8
 """Sequences that are looked at together on a GPU, where no gradient is kept."""
 CHANGED = 0.02
-"""A head is changed if its β leaves 1 by more than about so much."""
+"""A head is changed if its β leaves 1, or its γ leaves 0, by more than about so much."""
 
 Item = TypeVar("Item")
 
@@ -77,7 +77,9 @@ class Fitting:
         self.processes = processes
         self.reader = Reader(model)
         shape, device = layers_and_heads(model), model.device
-        names = ["offset", "by_length", *(["below", "above"] if settings.entropy else [])]
+        names = ["offset", "by_length"]
+        names += ["sink", "sink_by_length"] if settings.sink else []
+        names += ["below", "above"] if settings.entropy else []
         self.numbers = {name: torch.zeros(shape, device=device).requires_grad_() for name in names}
         self.chosen = torch.ones(shape, dtype=torch.bool, device=device)
         self.optimizer = torch.optim.Adam(self.numbers.values(), lr=settings.learning_rate)
@@ -116,7 +118,7 @@ class Fitting:
         return PerHead(self._base(), rounded)
 
     def changes(self) -> Tensor:
-        """Return the largest |ln β| of every head up to the length that is fitted to."""
+        """Return the largest |ln β| or |γ| of every head up to the length that is fitted to."""
         numbers = {name: value.detach() for name, value in self._masked().items()}
         return changes(numbers, self.settings)
 
@@ -264,17 +266,16 @@ class Fitting:
 
 
 def changes(numbers: dict[str, Tensor], settings: Settings) -> Tensor:
-    """Return the largest |ln β| of every head, at the reference length or at the longest.
+    """Return the largest |ln β| or |γ| of every head, at the reference length or at the longest.
 
     What depends on the entropy is counted as 1 nat out of the band.
     """
     growth = math.log(max(1.0, settings.length / settings.reference_length))
-    short = numbers["offset"]
-    largest = torch.maximum(short.abs(), (short + numbers["by_length"] * growth).abs())
-    for name in ("below", "above"):
-        if name in numbers:
-            largest = torch.maximum(largest, numbers[name].abs())
-    return largest
+    found = [numbers[name] for name in ("offset", "sink", "below", "above") if name in numbers]
+    for short, slope in (("offset", "by_length"), ("sink", "sink_by_length")):
+        if slope in numbers:
+            found.append(numbers[short] + numbers[slope] * growth)
+    return torch.stack(found).abs().amax(0)
 
 
 def is_asked(some: list[Prompt] | list[int]) -> bool:

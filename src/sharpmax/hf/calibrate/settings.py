@@ -25,6 +25,8 @@ class Settings:
             pay for. By default 2, 0.9, 0.6 and 0.4 times `max_text_loss`.
         steps: At each of them, at most, and twice as many at the first.
         heads: After that, how many heads may stay changed, fewer and fewer.
+        sink: Whether what is added to the logit of a row's first key is fitted too. Attention then
+            reads its keys twice.
         entropy: Whether β depends on the entropy too, where it leaves the band that a head has on
             text. Attention then reads its keys twice.
         band: The share of the rows of text that this band holds.
@@ -57,7 +59,8 @@ class Settings:
     costs: tuple[float, ...] = ()
     steps: int = 100
     heads: tuple[int, ...] = (64, 32, 16, 8)
-    entropy: bool = True
+    sink: bool = True
+    entropy: bool = False
     band: float = 0.8
     most: float = 8.0
     prompts: int = 6

@@ -145,6 +145,8 @@ class HeadChange:
         long: ln β at the longest length that was fitted to.
         below: What ln β gains for each nat of entropy below the head's band.
         above: The same above it.
+        sink_short: γ, what is added to the first key's logit, at the reference length and below it.
+        sink_long: The same at the longest length.
     """
 
     layer: int
@@ -153,6 +155,8 @@ class HeadChange:
     long: float
     below: float
     above: float
+    sink_short: float
+    sink_long: float
 
 
 def head_changes(policy: Policy, length: int) -> list[HeadChange]:
@@ -165,26 +169,27 @@ def head_changes(policy: Policy, length: int) -> list[HeadChange]:
         raise TypeError(f"policy must be one that calibrate has made, got {type(policy).__name__}")
     layers, heads = policy.shape
     growth = math.log(max(1.0, length / float(policy.base.reference_length)))
-    limit = math.log(float(policy.base.most))
+    most = float(policy.base.most)
 
-    def of(name: str, layer: int, head: int) -> float:
-        return float(policy.by_head[name][layer][head]) if name in policy.by_head else 0.0
+    def change(layer: int, head: int) -> HeadChange:
+        def of(name: str) -> float:
+            return float(policy.by_head[name][layer][head]) if name in policy.by_head else 0.0
 
-    return [
-        HeadChange(
+        def within(limit: float, value: float) -> float:
+            return max(-limit, min(limit, value))
+
+        return HeadChange(
             layer,
             head,
-            short=max(-limit, min(limit, of("offset", layer, head))),
-            long=max(
-                -limit,
-                min(limit, of("offset", layer, head) + growth * of("by_length", layer, head)),
-            ),
-            below=of("below", layer, head),
-            above=of("above", layer, head),
+            short=within(math.log(most), of("offset")),
+            long=within(math.log(most), of("offset") + growth * of("by_length")),
+            below=of("below"),
+            above=of("above"),
+            sink_short=within(most, of("sink")),
+            sink_long=within(most, of("sink") + growth * of("sink_by_length")),
         )
-        for layer in range(layers)
-        for head in range(heads)
-    ]
+
+    return [change(layer, head) for layer in range(layers) for head in range(heads)]
 
 
 def total_steps(settings: Settings) -> int:

@@ -12,6 +12,7 @@ from sharpmax.report.rows import Row
 
 MEASURES = {
     "long": "ln β at the longest length, within the band",
+    "sink_long": "γ at the longest length: what is added to the first key's logit",
     "above": "ln β for each nat of entropy above the band",
     "below": "ln β for each nat of entropy below the band",
 }
@@ -38,6 +39,8 @@ def _map(heads: Sequence[Row], field: str) -> alt.Chart:
         alt.Tooltip("head:O"),
         alt.Tooltip("short:Q", title="ln β up to the reference length", format="+.3f"),
         alt.Tooltip("long:Q", title="ln β at the longest", format="+.3f"),
+        alt.Tooltip("sink_short:Q", title="γ up to the reference length", format="+.3f"),
+        alt.Tooltip("sink_long:Q", title="γ at the longest", format="+.3f"),
         alt.Tooltip("below:Q", title="a nat below the band", format="+.3f"),
         alt.Tooltip("above:Q", title="a nat above the band", format="+.3f"),
     ]

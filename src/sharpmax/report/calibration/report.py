@@ -89,7 +89,8 @@ def _frontier(tables: Tables) -> Section:
 def _heads(tables: Tables) -> Section:
     return Section(
         "Which heads it changed",
-        "ln β above 0 makes a head sharper than it was trained to be, below 0 blunter.",
+        "ln β above 0 makes a head sharper than it was trained to be, below 0 blunter. γ above 0 "
+        "lets it rest more on the first key, its sink, and below 0 less.",
         [chart.properties(width="container") for chart in head_maps(tables)],
     )
 
