@@ -397,3 +397,24 @@ class Detached(Policy):
         """Return the base's β as a constant."""
         beta = self.base(rows.detached())
         return beta if isinstance(beta, int | float) else constant(beta)
+
+
+@dataclass(frozen=True)
+class Unshifted(Policy):
+    """Another policy's β, and no shift of the sink."""
+
+    base: Policy
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What the base reads."""
+        return self.base.reads
+
+    def layer(self, index: int) -> Policy:
+        """Return the policy of one layer."""
+        base = self.base.layer(index)
+        return self if base is self.base else Unshifted(base)
+
+    def __call__(self, rows: Rows) -> Array | float:
+        """Return the base's β."""
+        return self.base(rows)

@@ -9,7 +9,7 @@ import torch
 from tiny_models import DECODERS, tiny
 from torch import Tensor
 
-from sharpmax import HELD, PAPER, EntropyCap, Fixed, PerHead
+from sharpmax import HELD, PAPER, EntropyCap, Fixed, LogLinear, PerHead
 from sharpmax.hf import Diagnosis, Head, diagnose
 from sharpmax.hf.heads import MEASURES, NEAR
 from sharpmax.hf.kinds import kinds
@@ -27,6 +27,9 @@ class Letters:
 
 
 TEXT = "".join(chr(33 + i * i % 77) for i in range(200))
+
+
+SHIFTING = LogLinear(8, 0.2, 0.1, sink=-1.0, sink_by_length=0.8)
 
 
 @torch.no_grad()
@@ -52,7 +55,7 @@ def by_weights(model, policy) -> dict[tuple[int, int, int], dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("policy", [Fixed(1.0), PAPER, EntropyCap(1.0)], ids=repr)
+@pytest.mark.parametrize("policy", [Fixed(1.0), PAPER, EntropyCap(1.0), SHIFTING], ids=repr)
 @pytest.mark.parametrize("name", [name for name in DECODERS if name != "gpt_oss"])
 def test_measures_are_those_of_the_weights(name, policy):
     model = tiny(name)

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask
 
-from sharpmax import HELD, PAPER, Detached, EntropyCap, Fixed, LogLength, PerHead
+from sharpmax import HELD, PAPER, Detached, EntropyCap, Fixed, LogLength, LogLinear, PerHead
 from sharpmax.hf import sharpen
 from sharpmax.hf.masks import MARK, KeyMask, visible_keys
 from sharpmax.hf.request import Request
@@ -61,6 +61,9 @@ def padded(kind: str) -> Tensor | None:
     if kind == "right":
         mask[1, -9:] = 0
     return None if kind == "none" else mask
+
+
+SHIFTING = LogLinear(8, 0.3, 0.2, sink=-1.0, sink_by_length=0.8)
 
 
 @torch.no_grad()
@@ -121,9 +124,10 @@ def test_the_papers_policy_writes_what_the_formula_writes(decoder, cache):
         assert written(decoder, cache) == expected
 
 
+@pytest.mark.parametrize("policy", [PAPER, SHIFTING], ids=["paper", "shifting"])
 @torch.no_grad()
-def test_a_prompt_may_come_in_parts(decoder):
-    with sharpen(decoder, PAPER):
+def test_a_prompt_may_come_in_parts(decoder, policy):
+    with sharpen(decoder, policy):
         whole = decoder(tokens()).logits
         first = decoder(tokens()[:, :20], use_cache=True)
         second = decoder(tokens()[:, 20:], past_key_values=first.past_key_values)
@@ -131,7 +135,23 @@ def test_a_prompt_may_come_in_parts(decoder):
     torch.testing.assert_close(parts, whole, **TOLERANCE)
 
 
-@pytest.mark.parametrize("policy", [HELD, EntropyCap(1.0), LogLength(8, 0.3)], ids=repr)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_shifted_sink_is_the_same_however_a_text_is_read(decoder, cache):
+    with sharpen(decoder, SHIFTING):
+        new = torch.tensor(written(decoder, cache))
+        text = torch.cat((tokens(), new), dim=1)
+        mask = torch.cat((padded("left"), torch.ones_like(new)), dim=1)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        again = decoder(text, attention_mask=mask, position_ids=positions).logits
+        weighed = decoder(
+            text, attention_mask=mask, position_ids=positions, output_attentions=True
+        ).logits
+    assert again[:, 36:-1].argmax(-1).tolist() == new.tolist()
+    seen = mask.bool()
+    torch.testing.assert_close(weighed[seen], again[seen], **TOLERANCE)
+
+
+@pytest.mark.parametrize("policy", [HELD, EntropyCap(1.0), LogLength(8, 0.3), SHIFTING], ids=repr)
 def test_padding_does_not_change_what_a_row_sees(llama, policy):
     with sharpen(llama, policy):
         alone = llama(tokens()[1:, 9:])[0]

@@ -40,7 +40,7 @@ CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 @torch.no_grad()
 def measured(request: Request, policy: Policy, queries: slice) -> Tensor:
     """Return the sums of `MEASURES` over some rows, of shape (measures, heads), in float64."""
-    scores = request.scores()
+    scores, policy = request.scores(), request.followed(policy)
     batch, heads, _ = scores.shape
     most = CHUNK_ELEMENTS.get(scores.query.device.type, CHUNK_ELEMENTS["cuda"])
     size = max(1, most // (batch * heads * scores.key.shape[2]))
@@ -68,11 +68,9 @@ def _of_rows(scores: Scores, policy: Policy, queries: slice) -> Tensor:
     beta = torch.as_tensor(beta, dtype=z.dtype, device=z.device).expand(z.shape[:-1])
     if not bool((beta == 1).all()):
         weights, total, entropy = _softmax(z, beta[..., None], hidden)
-    largest = 1 / total
     if policy.shifts_sink and keys.start == 0:
         shift = torch.as_tensor(policy.sink_shift(known), dtype=z.dtype, device=z.device)
         weights, total, entropy = _shifted(z, beta, shift.expand(total.shape), hidden)
-        largest = weights.amax(-1) / total
 
     first = weights[..., 0] / total if keys.start == 0 else torch.zeros_like(total)
     nearest = max(keys.start, queries.start + scores.offset - NEAR + 1)
@@ -84,7 +82,7 @@ def _of_rows(scores: Scores, policy: Policy, queries: slice) -> Tensor:
     _, bound = weight_bounds(spread, length, beta)
     share = entropy / torch.log(length.clamp(min=2))
     bound = torch.as_tensor(bound).clamp(max=1)
-    measures = entropy, share, largest, first, near, beta, spread, bound
+    measures = entropy, share, 1 / total, first, near, beta, spread, bound
     nothing = length == 0  # a row of padding says nothing of a head
     return torch.stack([torch.where(nothing, 0.0, x) for x in measures])
 
@@ -129,6 +127,9 @@ def _shifted(
     """Return what `_softmax` does of β·z with γ added to the first of every row."""
     tempered = beta[..., None] * z
     tempered[..., 0] += shift
+    hidden.fill(tempered, -math.inf)
+    tempered.sub_(tempered.amax(-1, keepdim=True))  # a row of padding becomes NaN, and is left out
+    hidden.fill(tempered, 0.0)
     return _softmax(tempered, 1.0, hidden)
 
 

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from sharpmax.hf.branches import BranchMask
 from sharpmax.hf.masks import MARK, KeyMask
+from sharpmax.policies import Unshifted
 from sharpmax.rows import LogitRows
 from sharpmax.torch.attention import attention
 from sharpmax.torch.autocast import as_under_autocast
@@ -41,6 +42,8 @@ class Request:
         has_sink: Whether the first key is a sink: a logit without a token, whose value is 0.
         stem: How many queries come before those that the mask is of: they are causal, in the
             window, and the window is theirs alone. None where the mask is of all.
+        is_sliding: Whether the layer looks back through a window, whatever is left of its cache.
+            It loses sight of the first token, and so has no sink to shift.
     """
 
     query: Tensor
@@ -53,6 +56,7 @@ class Request:
     scale: float
     has_sink: bool = False
     stem: int | None = None
+    is_sliding: bool = False
 
     @classmethod
     def of(
@@ -70,6 +74,7 @@ class Request:
         position_bias: Tensor | None = None,
         indices: Tensor | None = None,
         block_indices: Tensor | None = None,
+        sliding_window: int | None = None,
         **others: Any,
     ) -> Request:
         """Take what transformers hands to an attention function, or say what it cannot take.
@@ -110,7 +115,18 @@ class Request:
         else:
             attention_mask, causal = attention_mask[..., :keys], False
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        request = cls(query, key, value, attention_mask, causal, window, softcap, scale, stem=stem)
+        request = cls(
+            query,
+            key,
+            value,
+            attention_mask,
+            causal,
+            window,
+            softcap,
+            scale,
+            stem=stem,
+            is_sliding=window is not None or sliding_window is not None,
+        )
         return request if s_aux is None else request._with_sinks(s_aux)
 
     def scores(self) -> Scores:
@@ -121,6 +137,7 @@ class Request:
         """Return the attention's output, of shape (batch, heads, queries, value width)."""
         if self.stem is not None:
             return torch.cat([part.answered(policy) for part in self._parts(self.stem)], dim=2)
+        policy = self.followed(policy)
         out = attention(self.query, self.key, self.value, policy=policy, **self._settings())
         assert isinstance(out, Tensor)
         return out
@@ -129,10 +146,15 @@ class Request:
         """Return the output and the weights themselves, all of them held at once."""
         if self.stem is not None:
             raise NotImplementedError("branches have no weights by query and key")
+        policy = self.followed(policy)
         out, weights = _with_weights(
             self.query, self.key, self.value, policy, dropout, **self._settings()
         )
         return out, weights[..., 1:] if self.has_sink else weights
+
+    def followed(self, policy: Policy) -> Policy:
+        """Return the policy as far as this layer follows it."""
+        return Unshifted(policy) if self.is_sliding and policy.shifts_sink else policy
 
     def _settings(self) -> dict[str, Any]:
         return {
