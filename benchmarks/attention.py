@@ -1,8 +1,8 @@
 """The cost of sharpened attention beside the fastest plain attention on the same device.
 
 For every shape, in one run and in turn: PyTorch's SDPA (its fastest backend), the row statistics
-alone, `sharpmax.torch.attention` with the paper's policy, the backward passes with β a constant
-and through the policy, and the published formulation with the matrix materialised where it fits.
+alone, `sharpmax.torch.attention` with the paper's policy and with one that shifts the sink, the
+backward passes with β a constant and through the policy, and the published formulation with the matrix materialised where it fits.
 Times are medians with p20 and p80; ratios are medians of the ratios of a round. Memory is the
 peak beyond the inputs and SDPA's own.
 
@@ -41,6 +41,11 @@ def constant(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attention(query, key, value, policy=policy, is_causal=True)
 
 
+def shifted(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    policy = sharpmax.LogLinear(256, 0.1, 0.1, sink=0.5)
+    return attention(query, key, value, policy=policy, is_causal=True)
+
+
 def published(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend as the paper's code does, with every step materialised."""
     length = query.shape[2]
@@ -70,9 +75,11 @@ def measure(heads: int, length: int, width: int) -> list[dict[str, Any]]:
         "sdpa": lambda: plain(*tensors),
         "row statistics": lambda: row_statistics(query, key, is_causal=True),
         "sharpmax PAPER": lambda: sharpened(*tensors),
+        "sharpmax LogLinear, sink shifted": lambda: shifted(*tensors),
         "sdpa backward": backward(plain, tensors),
         "sharpmax PAPER backward, β constant": backward(constant, tensors),
         "sharpmax PAPER backward": backward(sharpened, tensors),
+        "sharpmax LogLinear backward, sink shifted": backward(shifted, tensors),
     }
     if heads * length**2 <= 2**31:
         calls["published, materialised"] = lambda: published(*tensors)

@@ -157,6 +157,20 @@ def test_in_half_precision():
     torch.testing.assert_close(found.double(), wanted, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", [POLICY, BY_HEAD, BY_ENTROPY], ids=["all", "heads", "entropy"])
+@pytest.mark.parametrize("queries", [LENGTH, 5, 1])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_on_a_gpu(policy, queries, recorded):
+    given = [x.detach().float() for x in tensors(queries)]
+    wanted = attention(*(x.double() for x in given), policy=policy, is_causal=True)
+    moved = [x.to("cuda", torch.bfloat16).requires_grad_(recorded) for x in given]
+    found = attention(*moved, policy=policy, is_causal=True)
+    torch.testing.assert_close(found.double().cpu(), wanted, atol=0.08, rtol=0.05)
+    if recorded:
+        assert all(x.isfinite().all() for x in torch.autograd.grad(found.sum(), moved))
+
+
 def test_what_it_cannot_do():
     given = tensors()
     with pytest.raises(NotImplementedError, match="differs by head"):
