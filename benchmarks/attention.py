@@ -2,7 +2,8 @@
 
 For every shape, in one run and in turn: PyTorch's SDPA (its fastest backend), the row statistics
 alone, `sharpmax.torch.attention` with the paper's policy and with one that shifts the sink, the
-backward passes with β a constant and through the policy, and the published formulation with the matrix materialised where it fits.
+backward passes with β a constant and through the policy, and the published formulation with the
+matrix materialised where it fits.
 Times are medians with p20 and p80; ratios are medians of the ratios of a round. Memory is the
 peak beyond the inputs and SDPA's own.
 
