@@ -7,7 +7,7 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,8 +34,6 @@ class PerHead(Policy):
     base: Policy
     by_head: Mapping[str, Any]
 
-    _shifts_sink: ClassVar[bool]
-
     def __post_init__(self) -> None:
         if not isinstance(self.base, Policy) or isinstance(self.base, PerHead):
             raise TypeError(f"base must be a policy that is not by head itself, got {self.base!r}")
@@ -56,14 +54,9 @@ class PerHead(Policy):
                 f"got {sorted(shapes)}"
             )
         if all(isinstance(array, tuple) for array in self._arrays()):
-            heads = itertools.product(*map(range, self.shape))
-            policies = [
+            for head in itertools.product(*map(range, self.shape)):
                 self._base_with(functools.partial(functools.reduce, operator.getitem, head))
-                for head in heads
-            ]
-        else:
-            policies = [self._base_with(lambda x: np.asarray(x) if isinstance(x, tuple) else x)]
-        object.__setattr__(self, "_shifts_sink", any(p.shifts_sink for p in policies))
+        _ = self.shifts_sink  # which a compiler would find harder to tell
 
     def __hash__(self) -> int:
         return hash((self.base, tuple(sorted(self.by_head.items()))))
@@ -90,10 +83,18 @@ class PerHead(Policy):
         """Return the same with each array converted, such as to tensors of a device."""
         return PerHead(self.base, self._map(convert))
 
-    @property
+    @functools.cached_property
     def shifts_sink(self) -> bool:
-        """Whether the policy of any head does."""
-        return self._shifts_sink
+        """Whether the policy of any head may."""
+
+        def varied(array: Any) -> Any:
+            """Return an array, or the one number that it holds."""
+            if not isinstance(array, tuple):
+                return array
+            numbers = np.asarray(array)
+            return float(numbers.flat[0]) if np.ptp(numbers) == 0 else numbers
+
+        return self._base_with(varied).shifts_sink
 
     def __call__(self, rows: Rows) -> Array | float:
         """Return the β that every head's own policy chooses."""

@@ -43,6 +43,11 @@ def _require_number(name: str, value: Number, above: float = -math.inf) -> Numbe
     return value
 
 
+def _require_base(base: object) -> None:
+    if not isinstance(base, Policy):
+        raise TypeError(f"base must be a policy, got {base!r}")
+
+
 @dataclass(frozen=True)
 class Fixed(Policy):
     """The same β for every row; β = 1 is plain softmax."""
@@ -197,13 +202,15 @@ class LogLinear(Policy):
             entropy = rows.entropy - self.drift * xp.log(xp.where(length > 1, length, 1.0))
             log_beta = log_beta + self.below * xp.clip(self.low - entropy, min=0.0)
             log_beta = log_beta + self.above * xp.clip(entropy - self.high, min=0.0)
-        limit = xp.log(self.most) if is_array(self.most) else math.log(self.most)
+        is_number = isinstance(self.most, int | float)
+        limit = math.log(self.most) if is_number else xp.log(self.most)
         return xp.exp(xp.clip(log_beta, -limit, limit))
 
     @property
     def shifts_sink(self) -> bool:
         """Whether γ is anything but 0."""
-        return any(is_array(x) or x != 0 for x in (self.sink, self.sink_by_length))
+        numbers = self.sink, self.sink_by_length
+        return any(not isinstance(x, int | float) or x != 0 for x in numbers)
 
     def sink_shift(self, rows: Rows) -> Array:
         """Return γ from the rows' length."""
@@ -370,8 +377,7 @@ class Detached(Policy):
     base: Policy
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base, Policy):
-            raise TypeError(f"base must be a policy, got {self.base!r}")
+        _require_base(self.base)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -404,6 +410,9 @@ class Unshifted(Policy):
     """Another policy's β, and no shift of the sink."""
 
     base: Policy
+
+    def __post_init__(self) -> None:
+        _require_base(self.base)
 
     @property
     def reads(self) -> frozenset[str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharpmax.arrays import is_torch
+from sharpmax.arrays import at_least, is_torch, namespace
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
-from sharpmax.rows import LogitRows
-from sharpmax.sink import shift_sink
+from sharpmax.rows import SMALLEST_BETA, LogitRows
 
 if TYPE_CHECKING:
     from sharpmax.arrays import Array
@@ -27,14 +26,19 @@ def softmax(
         axis: The axis that the weights sum to 1 along.
         where: A boolean array that broadcasts to the logits. Entries where it is false get
             weight 0, as if they were not there; so do logits of −inf and of the dtype's most
-            negative number. A row with nothing left is all zeros.
+            negative number. A row with nothing left is all zeros. If the policy shifts the sink,
+            that is the first entry that is left.
     """
     require_policy(policy)
-    rows, weights = LogitRows.of(logits, axis, where), None
+    rows = LogitRows.of(logits, axis, where)
+    if policy.shifts_sink:
+        beta = at_least(SMALLEST_BETA, policy(rows))
+        weights = rows.first_shifted(policy.sink_shift(rows) / beta).softmax(beta)
+        return namespace(logits).astype(weights, logits.dtype, copy=False)
     if is_torch(logits) and logits.is_cuda:
         from sharpmax.torch.softmax import fused_softmax
 
         weights = fused_softmax(rows, policy)
-    if weights is None:
-        weights = rows.softmax(policy(rows))
-    return shift_sink(weights, policy.sink_shift(rows), axis) if policy.shifts_sink else weights
+        if weights is not None:
+            return weights
+    return rows.softmax(policy(rows))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import DECODERS, tiny
 
-from sharpmax import PAPER, LogLength
+from sharpmax import PAPER, LogLength, LogLinear
 from sharpmax.hf import sharpen
 from sharpmax.hf.reader import Reader
 
@@ -20,7 +20,11 @@ def states_alone(reader):
 
 
 @pytest.mark.parametrize("kind", [name for name in DECODERS if name != "gpt_oss"])
-@pytest.mark.parametrize("policy", [PAPER, LogLength(8, 0.3)], ids=["paper", "length"])
+@pytest.mark.parametrize(
+    "policy",
+    [PAPER, LogLength(8, 0.3), LogLinear(8, 0.2, sink=-0.5, sink_by_length=0.6)],
+    ids=["paper", "length", "sink"],
+)
 def test_branches_are_read_as_if_alone(kind, policy):
     reader = Reader(tiny(kind).double())
     assert reader.can_branch

@@ -149,6 +149,18 @@ def test_less_memory_gives_the_same_step(model, examples, change):
         torch.testing.assert_close(results[1][name], gradient, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
+def test_layers_without_a_sink_and_models_that_cannot_branch_are_fitted_too(examples, name):
+    model = tiny(name, max_position_embeddings=512)
+    fitting = fitting_of(model, examples)
+    assert fitting.reader.can_branch == (name != "gpt_oss")
+    fitting.weigh()
+    fitting.step(examples.batch(1), 1.0)
+    assert bool((fitting.numbers["offset"] != 0).any())
+    assert bool((fitting.numbers["sink"] != 0).any()) == (name != "mistral")
+    assert 0 <= fitting.check().retrieval <= 1
+
+
 def test_only_some_heads_stay_changed(model, examples):
     fitting = fitting_of(model, examples)
     for step in range(3):

@@ -15,7 +15,9 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForCausalLM,
+    DynamicCache,
     MambaConfig,
+    StaticCache,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -136,17 +138,35 @@ def test_a_prompt_may_come_in_parts(decoder, policy):
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
+@torch.no_grad()
 def test_a_shifted_sink_is_the_same_however_a_text_is_read(decoder, cache):
+    caches = {
+        "dynamic": lambda model: DynamicCache(config=model.config),
+        "static": lambda model: StaticCache(config=model.config, max_cache_len=64),
+    }
     with sharpen(decoder, SHIFTING):
         new = torch.tensor(written(decoder, cache))
         text = torch.cat((tokens(), new), dim=1)
         mask = torch.cat((padded("left"), torch.ones_like(new)), dim=1)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         again = decoder(text, attention_mask=mask, position_ids=positions).logits
+        begun = decoder(
+            text[:, :-1],
+            attention_mask=mask[:, :-1],
+            position_ids=positions[:, :-1],
+            past_key_values=caches[cache](decoder),
+        )
+        last = decoder(
+            text[:, -1:],
+            attention_mask=mask,
+            position_ids=positions[:, -1:],
+            past_key_values=begun.past_key_values,
+        ).logits
         weighed = decoder(
             text, attention_mask=mask, position_ids=positions, output_attentions=True
         ).logits
     assert again[:, 36:-1].argmax(-1).tolist() == new.tolist()
+    torch.testing.assert_close(last[:, 0], again[:, -1], **TOLERANCE)
     seen = mask.bool()
     torch.testing.assert_close(weighed[seen], again[seen], **TOLERANCE)
 

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sharpmax import PAPER, EntropyCap, Fixed, LogLength, PerHead
+import sharpmax
+from sharpmax import PAPER, EntropyCap, Fixed, LogLength, LogLinear, PerHead
 from sharpmax.jax import attention, flash, row_statistics
+from sharpmax.jax.flax import attention_fn
 
 B, T, S, N, K, H = 2, 5, 6, 4, 2, 8
 RNG = np.random.default_rng(0)
@@ -146,3 +148,12 @@ def test_what_does_not_fit_is_named_when_it_is_traced(change, error, message):
 def test_what_must_be_known_when_a_call_is_traced(name):
     with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
         jax.eval_shape(lambda given: attention(Q, KEY, V, **{name: given}), 1)
+
+
+def test_a_policy_that_shifts_the_sink_is_for_the_softmax_alone():
+    policy = LogLinear(4, 0.2, sink=-1.0)
+    for refused in (lambda: attention(Q, KEY, V, policy=policy), lambda: attention_fn(policy)):
+        with pytest.raises(NotImplementedError, match="cannot shift a row's sink"):
+            refused()
+    weights = jax.jit(lambda x: sharpmax.softmax(x, policy))(KEY)
+    np.testing.assert_allclose(weights, sharpmax.softmax(np.asarray(KEY), policy), atol=1e-6)

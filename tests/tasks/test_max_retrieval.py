@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import gelu
 
-from sharpmax import EntropyCap, Fixed, LogLength, Polynomial
+from sharpmax import EntropyCap, Fixed, LogLength, LogLinear, Polynomial
 from sharpmax.tasks.max_retrieval import PRESETS, Study, fit, published, read_toml, settings_from
 from sharpmax.tasks.max_retrieval import evaluate as evaluation
 from sharpmax.tasks.max_retrieval.data import CLASSES, Sets, draw
@@ -57,6 +57,12 @@ def trained(until: int = 300, device: torch.device = CPU, **changes) -> Training
     training = Training(settings, policy_named(settings.training_policy, settings), device)
     training.run(until)
     return training
+
+
+def test_a_policy_that_shifts_the_sink_is_refused(tmp_path):
+    LogLinear(16, sink=1.0).save(tmp_path / "shifting.json")
+    with pytest.raises(ValueError, match="a set of items has no first"):
+        policy_named(str(tmp_path / "shifting.json"), SMALL)
 
 
 def test_the_target_is_the_class_of_the_highest_priority():

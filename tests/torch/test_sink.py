@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sharpmax
-from sharpmax import LogLinear, PerHead
+from sharpmax import Detached, LogLinear, PerHead, Policy
 from sharpmax.torch import attention, row_statistics
-from sharpmax.torch.scores import Scores
-from sharpmax.torch.sink import _by_column, _by_lse, sink_places
 
 LENGTH = 24
 POLICY = LogLinear(8, 0.2, 0.3, sink=-0.7, sink_by_length=1.1)
@@ -96,23 +94,6 @@ def test_the_gradient_reaches_the_policy():
     assert float(gradient[1]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-4)
 
 
-def test_both_ways_to_the_weight_of_the_sink_agree():
-    query, key, value = tensors()
-    scores = Scores(query, key, 0.4, is_causal=True)
-    beta = 1 + torch.rand(2, 4, LENGTH, dtype=torch.float64)
-    places = sink_places(scores)
-    by_column = _by_column(scores, value, beta, places)
-    by_lse = _by_lse(scores, value, beta, places, None)
-    for a, b in zip(by_column, by_lse, strict=True):
-        torch.testing.assert_close(a, b)
-        for x, y in zip(
-            torch.autograd.grad(a.square().sum(), (query, key), retain_graph=True),
-            torch.autograd.grad(b.square().sum(), (query, key), retain_graph=True),
-            strict=True,
-        ):
-            torch.testing.assert_close(x, y)
-
-
 def test_rows_may_have_sinks_of_their_own():
     given = tensors()
     start = torch.arange(LENGTH) // 6 * 6  # sequences of six, packed behind each other
@@ -171,6 +152,30 @@ def test_on_a_gpu(policy, queries, recorded):
         assert all(x.isfinite().all() for x in torch.autograd.grad(found.sum(), moved))
 
 
+def test_heads_that_rest_lose_no_digits():
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(1, 1, 64, 16, generator=generator) for _ in "qkv")
+    query, key = query.abs(), 0.1 * key
+    key[:, :, 0] = 3.0  # on which nearly all weight lies
+    given = [x.bfloat16() for x in (query, key, value)]
+    truth = [x.double() for x in given]
+    for shift in (-2.0, -4.0, -8.0):
+        policy = LogLinear(64, sink=shift)
+        wanted = attention(*truth, policy=policy, is_causal=True)
+        found = attention(*given, policy=policy, is_causal=True).double()
+        assert float((found - wanted).norm() / wanted.norm()) < 0.02, shift
+
+
+def test_policies_by_head_survive_a_file_and_a_gradient_left_out(tmp_path):
+    policy = Detached(BY_HEAD)
+    policy.save(tmp_path)
+    assert Policy.load(tmp_path) == policy
+    assert policy.shifts_sink
+    given = tensors()
+    found = attention(*given, policy=policy, is_causal=True)
+    torch.testing.assert_close(found, attention(*given, policy=BY_HEAD, is_causal=True))
+
+
 def test_what_it_cannot_do():
     given = tensors()
     with pytest.raises(NotImplementedError, match="differs by head"):
@@ -185,3 +190,37 @@ def test_the_softmax_of_any_array_adds_to_its_first_logit(length, shift, axis):
     moved[..., 0] += shift
     wanted = np.moveaxis(sharpmax.softmax(moved, sharpmax.Fixed(1.0)), -1, axis)
     np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_the_softmax_takes_the_first_that_is_seen():
+    logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    seen = torch.tensor([[True] * 5, [False, True, True, True, False], [False] * 5])
+    gamma = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+    policy = LogLinear(64, 0.3, sink=gamma)
+    found = sharpmax.softmax(logits, policy, where=seen)
+    first = torch.tensor([[1.0, 0, 0, 0, 0], [0, 1.0, 0, 0, 0], [0.0] * 5])
+    shifted = (np.exp(0.3) * logits + gamma * first).masked_fill(~seen, -torch.inf)
+    wanted = torch.nan_to_num(shifted[:2].softmax(-1))
+    torch.testing.assert_close(found[:2], wanted)
+    assert bool((found[2] == 0).all())
+    for a, b in zip(
+        torch.autograd.grad(found[:, 1].sum(), (logits, gamma)),
+        torch.autograd.grad(wanted[:, 1].sum(), (logits, gamma)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_softmax_of_half_precision_hides_its_most_negative_number():
+    logits = torch.tensor([[torch.finfo(torch.float16).min, 1.0, 2.0]], dtype=torch.float16)
+    found = sharpmax.softmax(logits, LogLinear(64, sink=1.0))
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float16))
+
+
+@pytest.mark.parametrize("policy", [POLICY, BY_HEAD], ids=["all", "heads"])
+def test_it_compiles_in_one_graph(policy):
+    given = [x.detach().float() for x in tensors()]
+    compiled = torch.compile(attention, fullgraph=True, backend="eager")
+    found = compiled(*given, policy=policy, is_causal=True)
+    torch.testing.assert_close(found, attention(*given, policy=policy, is_causal=True))

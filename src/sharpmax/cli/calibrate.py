@@ -73,7 +73,7 @@ def calibrate(
     ] = None,
     own: Annotated[
         str | None,
-        typer.Option(help="The share of them among the prompts; 50%. At 100% there are no others."),
+        typer.Option(help="Their share in what is fitted to; 50%. At 100% there is nothing else."),
     ] = None,
     template: Annotated[
         list[str] | None,

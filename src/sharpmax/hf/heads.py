@@ -68,9 +68,11 @@ def _of_rows(scores: Scores, policy: Policy, queries: slice) -> Tensor:
     beta = torch.as_tensor(beta, dtype=z.dtype, device=z.device).expand(z.shape[:-1])
     if not bool((beta == 1).all()):
         weights, total, entropy = _softmax(z, beta[..., None], hidden)
+    shift = torch.zeros_like(total)
     if policy.shifts_sink and keys.start == 0:
         shift = torch.as_tensor(policy.sink_shift(known), dtype=z.dtype, device=z.device)
-        weights, total, entropy = _shifted(z, beta, shift.expand(total.shape), hidden)
+        shift = shift.expand(total.shape)
+        weights, total, entropy = _shifted(z, beta, shift, hidden)
 
     first = weights[..., 0] / total if keys.start == 0 else torch.zeros_like(total)
     nearest = max(keys.start, queries.start + scores.offset - NEAR + 1)
@@ -79,7 +81,7 @@ def _of_rows(scores: Scores, policy: Policy, queries: slice) -> Tensor:
     assert close is not None
     near = weights[..., nearest - keys.start :].where(close, 0.0).sum(-1) / total
     spread = maximum - lowest
-    _, bound = weight_bounds(spread, length, beta)
+    _, bound = weight_bounds(spread + shift.abs() / beta, length, beta)
     share = entropy / torch.log(length.clamp(min=2))
     bound = torch.as_tensor(bound).clamp(max=1)
     measures = entropy, share, 1 / total, first, near, beta, spread, bound

@@ -29,10 +29,15 @@ class Reader:
 
     That is so where the model's last layer is all that stands between them and the hidden states;
     of another model, the logits themselves are kept.
+
+    Args:
+        model: That reads.
+        longest: Of the sequences whose branches are to be read; up to the model's context if None.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, longest: int | None = None) -> None:
         self.model = model
+        self._longest = longest
         self._has_plain_head = _has_plain_head(model)
 
     def states(self, sequences: list[list[int]]) -> Tensor:
@@ -68,16 +73,20 @@ class Reader:
         """Whether a stem and its branches give what each sequence gives by itself: it is tried."""
         model = self.model
         try:
-            windows = [window for window in windows_of(model).values() if window is not None]
-            length = int(min(TRIED + max(windows, default=0), context_of(model) - TRIED))
+            most = context_of(model) if self._longest is None else self._longest
+            # A window that no sequence is long enough for does not show.
+            tried = [TRIED + (window or 0) for window in windows_of(model).values()]
+            length = max((length for length in tried if length + TRIED <= most), default=TRIED)
             some = [place % model.config.get_text_config().vocab_size for place in range(length)]
             stem, branch = some, some[: TRIED - 1]
             with torch.no_grad(), sharpen(model, Fixed(1.0)):
                 laid_out = Branches.of([stem], [[branch[::-1], branch]], model.device)
                 _, found = self._branched(laid_out)[0]
                 wanted = self.states([[*stem, *branch]])[0, length:]
-        except (NotImplementedError, TypeError, ValueError, RuntimeError):
-            return False
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return False  # NotImplementedError is a RuntimeError
         error = (found - wanted).float().norm() / wanted.float().norm()
         return bool(error < torch.finfo(wanted.dtype).eps ** 0.5)
 

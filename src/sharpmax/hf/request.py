@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
-from sharpmax.hf.branches import BranchMask
+from sharpmax.hf.branches import SLIDING, BranchMask
 from sharpmax.hf.masks import MARK, KeyMask
 from sharpmax.policies import Unshifted
 from sharpmax.rows import LogitRows
 from sharpmax.torch.attention import attention
 from sharpmax.torch.autocast import as_under_autocast
 from sharpmax.torch.scores import Scores
-from sharpmax.torch.sink import shift_weights
+from sharpmax.torch.sink import shift_logits, sink_places
 
 if TYPE_CHECKING:
     from sharpmax.policy import Policy
@@ -125,7 +125,7 @@ class Request:
             softcap,
             scale,
             stem=stem,
-            is_sliding=window is not None or sliding_window is not None,
+            is_sliding=window is not None or sliding_window is not None or _slides(module),
         )
         return request if s_aux is None else request._with_sinks(s_aux)
 
@@ -214,6 +214,15 @@ class Request:
         )
 
 
+def _slides(module: torch.nn.Module) -> bool:
+    """Tell whether a layer looks back through a window, by its model's configuration."""
+    config: Any = getattr(module, "config", None)
+    kinds, place = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds and isinstance(place, int):
+        return bool(kinds[place] == SLIDING)
+    return getattr(config, "sliding_window", None) is not None
+
+
 @as_under_autocast
 def _with_weights(
     query: Tensor, key: Tensor, value: Tensor, policy: Policy, dropout: float, **settings: Any
@@ -221,10 +230,12 @@ def _with_weights(
     """Return softmax(β·logits)·value, and the weights before any of them are dropped."""
     scores = Scores.of(query, key, **settings)
     every, keys = slice(0, query.shape[2]), slice(0, key.shape[2])
-    rows = LogitRows.of(scores.logits(every, keys), where=scores.visible(every, keys))
-    weights = rows.softmax(policy(rows))
+    logits, visible = scores.logits(every, keys), scores.visible(every, keys)
+    rows = LogitRows.of(logits, where=visible)
+    beta = policy(rows)
     if policy.shifts_sink:
-        weights = shift_weights(scores, weights, policy.sink_shift(rows))
-    weights = weights.to(query.dtype)
+        by = torch.as_tensor(policy.sink_shift(rows) / beta).expand(rows.shape)
+        rows = LogitRows.of(shift_logits(logits, sink_places(scores), by), where=visible)
+    weights = rows.softmax(beta).to(query.dtype)
     value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
     return dropped(weights, dropout) @ value, weights

@@ -44,9 +44,10 @@ def squares(
     for _ in range(rounds):
         for text in texts:
             loss = _loss_of_own_tokens(reader, reader.states([text])[0], generator)
-            gradients = torch.autograd.grad(loss, list(numbers.values()))
+            gradients = torch.autograd.grad(loss, list(numbers.values()), allow_unused=True)
             for name, gradient in zip(found, gradients, strict=True):
-                found[name] += gradient.square()
+                if gradient is not None:  # no layer may have a sink to shift
+                    found[name] += gradient.square()
     return found
 
 

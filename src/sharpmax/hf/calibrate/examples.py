@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 CHECKED_SHARE = 8
 """The last of so many parts of the text is looked at, and not fitted to."""
 ENDS = 0.2
-"""The share of prompts that ask for the first line or the last, though at most one of those that
-share a text: what a model finds before it is fitted at all, it must not lose."""
+"""The share of prompts that ask for the first line or the last, of those that share a text only
+one: what a model finds before it is fitted at all, it must not lose."""
 CHECKED_TOGETHER = 4
 """Questions for one text among the prompts to look at: fewer, so that there are more texts."""
 CHECKED_QUESTIONS = 4

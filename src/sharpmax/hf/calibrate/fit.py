@@ -75,7 +75,7 @@ class Fitting:
     ) -> None:
         self.model, self.examples, self.settings = model, examples, settings
         self.processes = processes
-        self.reader = Reader(model)
+        self.reader = Reader(model, settings.length)
         shape, device = layers_and_heads(model), model.device
         names = ["offset", "by_length"]
         names += ["sink", "sink_by_length"] if settings.sink else []
@@ -90,6 +90,8 @@ class Fitting:
             self._band = {name: value.to(device) for name, value in told.items()}
         self._lengths = {name: torch.ones(shape, device=device) for name in names}
         self._prompts, self._texts = examples.checked_prompts(), examples.checked_texts()
+        if not self.reader.can_branch:
+            self._prompts = [[prompt] for prompts in self._prompts for prompt in prompts]
         self._original: list[Tensor] = []
 
     def weigh(self) -> None:
@@ -136,7 +138,10 @@ class Fitting:
             By which share the loss of the batch's texts has grown.
         """
         settings, processes = self.settings, self.processes
-        every: list[list[Prompt] | list[int]] = [*batch.prompts, *batch.texts]
+        # A model that must read a text for every question is asked but one.
+        asked = settings.asked if self.reader.can_branch else 1
+        groups = [prompts[:asked] for prompts in batch.prompts]
+        every: list[list[Prompt] | list[int]] = [*groups, *batch.texts]
         mine = every[processes.rank :: processes.count]
         self.optimizer.zero_grad(set_to_none=False)
         of_texts = torch.zeros(2, device=self.chosen.device)

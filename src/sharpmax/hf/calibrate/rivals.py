@@ -54,7 +54,7 @@ def rivals(model: PreTrainedModel, examples: Examples) -> Mapping[str, Policy | 
 
 def best_fixed(model: PreTrainedModel, examples: Examples) -> Fixed:
     """Return the β of the grid that finds most, the one nearest to 1 among equals."""
-    reader, groups = Reader(model), examples.checked_prompts()
+    reader, groups = Reader(model, examples.settings.length), examples.checked_prompts()
     at_once = 1 if model.device.type == "cpu" else AT_ONCE
 
     def found(beta: float) -> int:

@@ -33,7 +33,7 @@ class Settings:
         most: The largest β, and the largest 1/β.
         prompts: Texts of lines in a step.
         asked: Questions for each of them, read together: they cost little, and one alone tells
-            little of what to change.
+            little of what to change. Of a model that cannot read them together, 1.
         texts: In a step.
         learning_rate: Of Adam, in units of ln β, for a head of average effect on text.
         weighings: How often texts are read at first to learn which heads they feel most.
@@ -46,8 +46,8 @@ class Settings:
         at_once: Sequences that go through the model together; None for all of a step on a GPU
             and one on a CPU.
         checkpointing: Whether to compute activations twice rather than keep them.
-        own: The share of the prompts that are the user's own questions, where there are any; at 1
-            there are no others, nor any to look at.
+        own: The share of the texts of lines that give way to one of the user's own questions each,
+            where there are any; at 1 there are no others, nor any to look at.
         drawn: The share of prompts to fit to whose template is made up at random.
         templates: Of the other prompts.
         checked: Templates to look at.

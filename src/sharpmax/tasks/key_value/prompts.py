@@ -81,6 +81,18 @@ def make_prompts(
 
     The first is that of `make_prompt`. The others ask for lines at random, as far as there are
     lines whose key stands in no other and whose question is short enough.
+
+    Args:
+        tokenizer: As in `make_prompt`, and so are the others.
+        template: The words around the pairs.
+        length: Of the longest of them, in tokens.
+        random: Where keys, values and lines to ask for come from.
+        count: Of prompts.
+        depth: Of the line that the first asks for.
+        words: Which keys and values there are.
+
+    Raises:
+        NoRoomError: If not even two lines fit.
     """
 
     def tokens(*texts: str) -> list[list[int]]:
@@ -125,8 +137,8 @@ def make_prompts(
         for i in random.sample(others, len(others)):
             question, answer = asked(*pairs[i])
             if len(text) + len(question) + len(answer) <= length:
-                depth = i / (len(lines) - 1)
-                prompts.append(Prompt([*text, *question], answer, depth, len(lines)))
+                stands = i / (len(lines) - 1)
+                prompts.append(Prompt([*text, *question], answer, stands, len(lines)))
             if len(prompts) == count:
                 break
     return prompts
