@@ -12,11 +12,15 @@ STEMS = [[*range(3, 40)], [*range(50, 61)]]
 BRANCHES = [[[7, 8, 9], [1], [30, 20, 10, 5]], [[2, 4]]]
 
 
-def states_alone(reader):
-    return [
-        [reader.states([[*stem, *branch]])[0, len(stem) :] for branch in branches]
-        for stem, branches in zip(STEMS, BRANCHES, strict=True)
-    ]
+@torch.no_grad()
+def require_alike(reader, policy):
+    """Read the branches together and one by one."""
+    with sharpen(reader.model, policy):
+        together = reader.branch_states(STEMS, BRANCHES)
+        for stem, branches, states in zip(STEMS, BRANCHES, together, strict=True):
+            for branch, found in zip(branches, states, strict=True):
+                wanted = reader.states([[*stem, *branch]])[0, len(stem) :]
+                torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [name for name in DECODERS if name != "gpt_oss"])
@@ -28,21 +32,13 @@ def states_alone(reader):
 def test_branches_are_read_as_if_alone(kind, policy):
     reader = Reader(tiny(kind).double())
     assert reader.can_branch
-    with torch.no_grad(), sharpen(reader.model, policy):
-        together, alone = reader.branch_states(STEMS, BRANCHES), states_alone(reader)
-    for found, wanted in zip(together, alone, strict=True):
-        for a, b in zip(found, wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    require_alike(reader, policy)
 
 
 def test_a_model_that_cannot_branch_reads_every_sequence_whole():
     reader = Reader(tiny("llama").double())
     reader.can_branch = False
-    with torch.no_grad(), sharpen(reader.model, PAPER):
-        together, alone = reader.branch_states(STEMS, BRANCHES), states_alone(reader)
-    for found, wanted in zip(together, alone, strict=True):
-        for a, b in zip(found, wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    require_alike(reader, PAPER)
 
 
 def test_a_model_with_sinks_does_not_branch():
