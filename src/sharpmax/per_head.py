@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sharpmax.arrays import Array, array_like, is_numpy, namespace
 from sharpmax.policy import Policy
 
@@ -87,14 +85,12 @@ class PerHead(Policy):
     def shifts_sink(self) -> bool:
         """Whether the policy of any head may."""
 
-        def varied(array: Any) -> Any:
-            """Return an array, or the one number that it holds."""
-            if not isinstance(array, tuple):
-                return array
-            numbers = np.asarray(array)
-            return float(numbers.flat[0]) if np.ptp(numbers) == 0 else numbers
+        def of_head(head: tuple[int, ...], array: Any) -> Any:
+            is_plain = isinstance(array, tuple)
+            return functools.reduce(operator.getitem, head, array) if is_plain else array
 
-        return self._base_with(varied).shifts_sink
+        heads = itertools.product(*map(range, self.shape))
+        return any(self._base_with(functools.partial(of_head, h)).shifts_sink for h in heads)
 
     def __call__(self, rows: Rows) -> Array | float:
         """Return the β that every head's own policy chooses."""
