@@ -17,13 +17,10 @@ from sharpmax.rows import LogitRows
 from sharpmax.torch.attention import attention
 from sharpmax.torch.autocast import as_under_autocast
 from sharpmax.torch.scores import Scores
-from sharpmax.torch.sink import shift_logits, sink_places
+from sharpmax.torch.sink import WIDTH_STEP, shift_logits, sink_places
 
 if TYPE_CHECKING:
     from sharpmax.policy import Policy
-
-WIDTH_STEP = 8
-"""Widths that are multiples of it have the fastest kernels."""
 
 
 @dataclass(frozen=True)
