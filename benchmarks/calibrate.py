@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from measure import CUDA, PLACE, RESULTS, circumstances
 
+from sharpmax import Policy
 from sharpmax.hf import Plan, Score, load
 from sharpmax.hf.calibrate import (
     Examples,
@@ -56,6 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--check-texts", type=int, default=Settings.check_texts)
     parser.add_argument("--dtype", default="bfloat16" if CUDA else "float32")
     parser.add_argument("--heads", type=int, nargs="*", default=[64, 32, 16, 8])
+    parser.add_argument("--start", type=Path, help="a policy to go on from")
     parser.add_argument("--entropy", action="store_true")
     parser.add_argument("--no-sink", action="store_true")
     parser.add_argument("--no-rivals", action="store_true")
@@ -99,6 +101,7 @@ def main() -> None:
         tokenizer,
         settings,
         text=texts,
+        start=None if asked.start is None else Policy.load(asked.start),
         folder=folder,
         name=Path(asked.model).name,
         tell=tell,

@@ -28,7 +28,7 @@ from sharpmax.hf.calibrate.curvature import step_lengths
 from sharpmax.hf.calibrate.entropies import Entropies, text_entropies
 from sharpmax.hf.calibrate.examples import ENDS
 from sharpmax.hf.calibrate.fit import Fitting
-from sharpmax.hf.calibrate.losses import answer_logits
+from sharpmax.hf.calibrate.losses import Q, answer_logits, shortfall
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import CHECKED
 from sharpmax.hf.calibrate.study import _Folder, _Study
@@ -71,7 +71,7 @@ def fitting_of(model, examples, settings=SETTINGS, processes=None):
     return Fitting(model, examples, settings, processes or Processes())
 
 
-def answer_loss(fitting, batch) -> float:
+def loss_of_answers(fitting, batch) -> float:
     with torch.no_grad(), sharpen(fitting.model, fitting.policy()):
         return float(fitting._loss(batch.prompts, [], None, 0.0)[0])
 
@@ -79,10 +79,10 @@ def answer_loss(fitting, batch) -> float:
 def test_steps_lower_the_loss_of_what_is_fitted_to_and_leave_the_weights_alone(model, examples):
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     fitting, batch = fitting_of(model, examples), examples.batch(1)
-    plain = answer_loss(fitting, batch)
+    plain = loss_of_answers(fitting, batch)
     for _ in range(12):
         fitting.step(batch, tie=0.0)
-    assert answer_loss(fitting, batch) < plain - 1e-3
+    assert loss_of_answers(fitting, batch) < plain - 1e-3
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert all(weight.requires_grad for weight in model.parameters())
     assert model.config._attn_implementation == "eager"
@@ -177,8 +177,67 @@ def test_only_some_heads_stay_changed(model, examples):
 
 
 def test_numbers_that_text_hardly_feels_take_longer_steps():
-    lengths = step_lengths({"offset": torch.tensor([1e-9, 0.25, 1.0, 4.0, 1e9, 0.0])})["offset"]
-    torch.testing.assert_close(lengths, torch.tensor([8.0, 2.0, 1.0, 0.5, 0.125, 8.0]))
+    felt = torch.tensor([1e-9, 0.5, 1.0, 2.0, 1e9, 0.0])
+    lengths = step_lengths({"offset": felt, "sink": 1e-6 * felt})  # by kind: γ is felt less than β
+    expected = torch.tensor([2.0, 2**0.5, 1.0, 0.5**0.5, 0.5, 2.0])
+    torch.testing.assert_close(lengths, {"offset": expected, "sink": expected})
+
+
+def test_answers_out_of_reach_pull_least():
+    losses = torch.tensor([0.0, 0.5, 4.0, 40.0], requires_grad=True)
+    pulls = torch.autograd.grad(shortfall(losses).sum(), losses)[0]
+    torch.testing.assert_close(pulls, torch.exp(-Q * losses.detach()))
+    short = shortfall(losses).tolist()
+    assert short[0] == 0
+    assert short == sorted(short)
+    assert short[-1] <= 1 / Q
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_a_fit_goes_on_from_a_policy(model, examples, weighed):
+    earlier = fitting_of(model, examples)
+    earlier.step(examples.batch(1), tie=0.0)
+    fitting = fitting_of(model, examples)
+    if weighed:
+        fitting.weigh()
+    fitting.start(fitting.numbers_of(earlier.policy()))
+    fitting.weigh()  # changes the steps, and not where they begin
+    assert earlier.check() != fitting_of(model, examples).check()
+    for name, value in fitting.policy().by_head.items():
+        torch.testing.assert_close(
+            torch.tensor(value), torch.tensor(earlier.policy().by_head[name]), atol=2e-4, rtol=0
+        )
+
+
+def test_a_calibration_goes_on_from_a_policy_and_tells_so(model, tmp_path):
+    settings = dataclasses.replace(SETTINGS, costs=(4.0,), heads=(), learning_rate=1e-9)
+    numbers = {"offset": [[0.1] * 4, [0.2] * 4], "sink": [[0.0] * 4, [1.5] * 4]}
+    start = PerHead(LogLinear(SETTINGS.reference_length), numbers)
+
+    def again(start=start):
+        return calibrate(model, letters(), settings, text=TEXT, start=start, folder=tmp_path)
+
+    found = again()
+    by_head = found.policies["cost 400%"].by_head
+    assert {name: by_head[name] for name in numbers} == start.by_head
+    assert found.plain.text_cost == 0
+    assert "start" in json.loads((tmp_path / "cost-400.json").read_text())["about"]
+    assert again().points == found.points
+    with pytest.raises(ValueError, match="other settings"):
+        again(None)
+
+
+def test_a_policy_that_a_fit_cannot_go_on_from(model, examples):
+    fitting = fitting_of(model, examples, dataclasses.replace(SETTINGS, sink=False))
+    ones, base = [[1.0] * 4] * 2, LogLinear(SETTINGS.reference_length)
+    for policy, message in (
+        (base, "that calibrate has made"),
+        (PerHead(base, {"offset": [[1.0] * 4]}), "1 layers and 4 heads, and the model 2 and 4"),
+        (PerHead(LogLinear(64), {"offset": ones}), "reference_length of 64, and here it is 32"),
+        (PerHead(base, {"sink": ones}), "sink, which is not fitted here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fitting.numbers_of(policy)
 
 
 def test_the_band_of_a_head_moves_with_the_length():
@@ -267,13 +326,18 @@ def test_the_best_within_the_cost_is_kept_and_nothing_that_is_no_better(model, e
     settings = dataclasses.replace(SETTINGS, max_text_loss=0.01)
     fitting = fitting_of(model, examples, settings)
     nowhere = _Folder(None, model, "", examples, Processes())
-    study = _Study(fitting, settings, nowhere, lambda *_: None)
+    study = _Study(fitting, settings, nowhere, lambda *_: None, {})
     study.plain = Check(
-        retrieval=0.2, answer_loss=1.0, text_loss=2.0, divergence=0.0, text_cost=0.0
+        retrieval=0.2,
+        answer_loss=1.0,
+        shortfall=0.8,
+        text_loss=2.0,
+        divergence=0.0,
+        text_cost=0.0,
     )
 
     def point(name: str, retrieval: float, text_cost: float) -> Point:
-        return Point(name, 1.0, 1, 1, retrieval, 1.0, 2.0, 0.0, text_cost)
+        return Point(name, 1.0, 1, 1, retrieval, 1.0, 0.8, 2.0, 0.0, text_cost)
 
     dear, good, fair = point("dear", 0.9, 0.02), point("good", 0.6, 0.01), point("fair", 0.5, 0.0)
     assert study.best([dear, fair, good]) == good

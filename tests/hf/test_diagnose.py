@@ -76,8 +76,9 @@ def test_a_learned_sink_counts_as_the_first_token():
     assert all(0 < head.first < 1 and head.largest <= 1 for head in heads)
 
 
-def test_the_bound_is_above_the_largest_weight():
-    for head in diagnose(tiny("llama"), Letters(), LENGTHS, TEXT, policy=HELD).heads:
+@pytest.mark.parametrize("policy", [HELD, SHIFTING, LogLinear(8, sink=6.0)], ids=repr)
+def test_the_bound_is_above_the_largest_weight(policy):
+    for head in diagnose(tiny("llama"), Letters(), LENGTHS, TEXT, policy=policy).heads:
         assert head.largest <= head.bound <= 1
 
 

@@ -196,6 +196,24 @@ def test_a_policy_by_layer_and_head_reaches_that_head_alone(llama):
 
 
 @torch.no_grad()
+def test_layers_whose_sink_stays_pay_nothing_for_those_where_it_is_shifted(llama, monkeypatch):
+    module = sys.modules["sharpmax.torch.attention"]
+    shifts = []
+    shifted = module.attend_shifting
+
+    def counted(*arguments):
+        shifts.append(arguments[3])
+        return shifted(*arguments)
+
+    monkeypatch.setattr(module, "attend_shifting", counted)
+    sinks = [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]]
+    with sharpen(llama, PerHead(LogLinear(8, offset=0.1), {"sink": sinks})):
+        llama(tokens())
+    assert len(shifts) == 1
+    assert shifts[0][0, :, -1].tolist() == sinks[1]
+
+
+@torch.no_grad()
 def test_weights_are_given_where_they_are_asked_for(model):
     plain = model(tokens(), output_attentions=True).attentions
     with sharpen(model, Fixed(1.0)):

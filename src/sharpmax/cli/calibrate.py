@@ -18,6 +18,7 @@ from sharpmax.cli.terminal import (
     PROSE,
     existing_text,
     loaded_model,
+    named_policies,
     plain_name,
     progress_bars,
 )
@@ -75,6 +76,9 @@ def calibrate(
         str | None,
         typer.Option(help="Their share in what is fitted to; 50%. At 100% there is nothing else."),
     ] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="A policy that was calibrated before, to go on from.")
+    ] = None,
     template: Annotated[
         list[str] | None,
         typer.Option(help="Of the prompts that are not made up; several may be given."),
@@ -92,7 +96,7 @@ def calibrate(
     checkpointing: Annotated[
         bool, typer.Option(help="Compute activations twice rather than keep them.")
     ] = False,
-    learning_rate: Annotated[float | None, typer.Option(help="Of Adam; 0.02.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of Adam; 0.03.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of prompts and texts.")] = None,
     compared: Annotated[
         int | None,
@@ -156,6 +160,7 @@ def calibrate(
     names = text or [PROSE]
     read = [prose() if name == PROSE else existing_text(name, (PROSE,)) for name in names]
     wanted = [] if questions is None else Question.read(existing_text(str(questions), ()))
+    begun = next(iter(named_policies([str(start)]).values())) if start else None
     folder = out or Path("runs") / f"calibrate-{plain_name(model)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,6 +186,7 @@ def calibrate(
             settings,
             text=read,
             questions=wanted,
+            start=begun,
             folder=folder,
             name=name,
             tell=tell,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -34,11 +37,35 @@ if TYPE_CHECKING:
 POLICIES = {"paper": PAPER, "held": HELD}
 PLAIN, OWN = "plain", "its own policy"
 PROSE = "prose"
+WRITTEN_EVERY = 60
+"""Seconds between two lines of progress in a log."""
+
+
+class Bars(Progress):
+    """Bars that move on a terminal. Elsewhere, as in a log, they are written again now and then."""
+
+    _written = -math.inf
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Change a bar, as `Progress` does."""
+        super().update(task_id, **changes)
+        self._write()
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """Move a bar on, as `Progress` does."""
+        super().advance(task_id, advance)
+        self._write()
+
+    def _write(self) -> None:
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self._written >= WRITTEN_EVERY:
+            self._written = now
+            self.console.print(self.get_renderable())
 
 
 def progress_bars(console: Console, *, counted: bool = True) -> Progress:
     """Return bars that tell how much is done, the time it took and the time left."""
-    return Progress(
+    return Bars(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),

@@ -19,8 +19,11 @@ from sharpmax.hf.reader import TOKENS_AT_ONCE
 if TYPE_CHECKING:
     from sharpmax.hf.reader import Reader
 
-LONGEST = 8.0
-"""The longest step over the typical one, and the typical one over the shortest."""
+LONGEST = 2.0
+"""The longest step over the typical one of its kind, and that over the shortest.
+
+Numbers that nothing feels go astray as fast as their steps are long.
+"""
 
 
 def squares(
@@ -54,16 +57,16 @@ def squares(
 def step_lengths(found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the length of a step for each number, 1 for a typical one: 1/√F, within bounds.
 
-    Numbers without any effect, such as those of layers without attention, get the longest.
+    What is typical is told for every kind of numbers by itself. Those without any effect, such as
+    those of layers without attention, get the longest.
     """
-    every = torch.cat([value.flatten() for value in found.values()])
-    typical = (
-        every[every > 0].log().median().exp() if bool((every > 0).any()) else every.new_ones(())
-    )
-    return {
-        name: (typical / value.clamp(min=1e-30)).sqrt().clamp(1 / LONGEST, LONGEST)
-        for name, value in found.items()
-    }
+
+    def lengths(value: Tensor) -> Tensor:
+        felt = value[value > 0]
+        typical = felt.log().median().exp() if felt.numel() else value.new_ones(())
+        return (typical / value.clamp(min=1e-30)).sqrt().clamp(1 / LONGEST, LONGEST)
+
+    return {name: lengths(value) for name, value in found.items()}
 
 
 def _loss_of_own_tokens(reader: Reader, states: Tensor, generator: torch.Generator) -> Tensor:

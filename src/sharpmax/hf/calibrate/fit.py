@@ -15,7 +15,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpmax.hf.calibrate.curvature import squares, step_lengths
 from sharpmax.hf.calibrate.entropies import text_entropies
-from sharpmax.hf.calibrate.losses import answer_logits, answer_losses, are_right, of_text
+from sharpmax.hf.calibrate.losses import (
+    answer_logits,
+    answer_losses,
+    are_right,
+    of_text,
+    shortfall,
+)
 from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import layers_and_heads, sharpen
 from sharpmax.per_head import PerHead
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from sharpmax.hf.calibrate.examples import Batch, Examples
     from sharpmax.hf.calibrate.processes import Processes
     from sharpmax.hf.calibrate.settings import Settings
+    from sharpmax.policy import Policy
 
 CHECKED_AT_ONCE = 8
 """Sequences that are looked at together on a GPU, where no gradient is kept."""
@@ -44,6 +51,7 @@ class Check:
     Attributes:
         retrieval: The share of answers that are right, every token of them.
         answer_loss: The mean loss of their tokens, in nats.
+        shortfall: How much answers fall short in the mean, where none counts for very much.
         text_loss: The mean loss of the text's tokens, in nats.
         divergence: The mean divergence of the predictions on text from the original model's.
         text_cost: The loss of text over the original model's, as a share.
@@ -51,14 +59,15 @@ class Check:
 
     retrieval: float
     answer_loss: float
+    shortfall: float
     text_loss: float
     divergence: float
     text_cost: float
 
     def objective(self, tie: float) -> float:
-        """Return what is made small: the loss of answers, and what text pays."""
+        """Return what is made small: how much answers fall short, and what text pays."""
         growth = self.text_loss - self.text_loss / (1 + self.text_cost)
-        return self.answer_loss + tie * (self.divergence + growth) / 2
+        return self.shortfall + tie * (self.divergence + growth) / 2
 
 
 class Fitting:
@@ -97,17 +106,47 @@ class Fitting:
     def weigh(self) -> None:
         """Let numbers that text hardly feels take longer steps than the others."""
         settings = self.settings
-        numbers = {
-            name: (value.detach() * self.chosen).requires_grad_()
-            for name, value in self.numbers.items()
-        }
+        numbers = {name: self._masked()[name].detach().requires_grad_() for name in self.numbers}
         policy = PerHead(self._base(), numbers | self._band)
         texts = self.examples.fitted_texts()
         with _frozen(self.model, settings.checkpointing), sharpen(self.model, policy):
             found = squares(self.reader, texts, numbers, settings.weighings, settings.seed)
         lengths = {name: value.cpu() for name, value in step_lengths(found).items()}
         told = self.processes.first(lengths)
-        self._lengths = {name: value.to(self.chosen.device) for name, value in told.items()}
+        with torch.no_grad():
+            for name, value in self.numbers.items():
+                value *= self._lengths[name]
+                self._lengths[name] = told[name].to(value)
+                value /= self._lengths[name]
+
+    def numbers_of(self, policy: Policy) -> dict[str, Tensor]:
+        """Return the numbers of a policy that was fitted before, by name.
+
+        Raises:
+            ValueError: If it is not of the kind that is fitted here.
+        """
+        if not isinstance(policy, PerHead) or not isinstance(policy.base, LogLinear):
+            raise ValueError("start must be a policy that calibrate has made")
+        layers, heads = policy.shape
+        if (layers, heads) != self.chosen.shape:
+            shape = " and ".join(map(str, self.chosen.shape))
+            raise ValueError(f"start has {layers} layers and {heads} heads, and the model {shape}")
+        ours, theirs = self._base(), policy.base
+        for name in ("reference_length", "most"):
+            if getattr(ours, name) != getattr(theirs, name):
+                told = f"{getattr(theirs, name):g}, and here it is {getattr(ours, name):g}"
+                raise ValueError(f"start was fitted with a {name} of {told}")
+        given = {name: torch.tensor(value) for name, value in policy.by_head.items()}
+        for name, value in given.items():
+            if name not in self.numbers and name not in self._band and bool(value.any()):
+                raise ValueError(f"start has numbers for {name}, which is not fitted here")
+        return {name: value for name, value in given.items() if name in self.numbers}
+
+    def start(self, numbers: dict[str, Tensor]) -> None:
+        """Begin with these numbers, and not with plain attention."""
+        with torch.no_grad():
+            for name, value in numbers.items():
+                self.numbers[name].copy_(value / self._lengths[name].cpu())
 
     def policy(self) -> PerHead:
         """Return the policy as it is now, with plain numbers."""
@@ -237,7 +276,7 @@ class Fitting:
         losses = []
         answers = answer_logits(self.reader, groups) if groups else []
         for logits, prompts in zip(answers, groups, strict=True):
-            mean = torch.stack(answer_losses(logits, prompts)).mean()
+            mean = shortfall(answer_losses(logits, prompts)).mean()
             losses.append(mean / self.settings.prompts)
         of_texts = torch.zeros(2, device=self.chosen.device)
         if original is not None:
@@ -250,10 +289,10 @@ class Fitting:
     def _checked(self) -> Check:
         at_once = CHECKED_AT_ONCE if self.model.device.type == "cuda" else 1
         right: list[bool] = []
-        answers: list[float] = []
+        answers: list[Tensor] = []
         for groups in parts(self._prompts, at_once):
             for logits, prompts in zip(answer_logits(self.reader, groups), groups, strict=True):
-                answers += [loss.item() for loss in answer_losses(logits, prompts)]
+                answers.append(answer_losses(logits, prompts))
                 right += are_right(logits, prompts)
         of_texts = []
         for text, original in zip(self._texts, self._original, strict=True):
@@ -261,9 +300,11 @@ class Fitting:
             found = of_text(self.reader, states, original.to(states), [text])
             of_texts.append(torch.stack(found).tolist())
         divergence, loss, original_loss = map(_mean, zip(*of_texts, strict=True))
+        losses = torch.cat(answers)
         return Check(
             retrieval=_mean(right),
-            answer_loss=_mean(answers),
+            answer_loss=float(losses.mean()),
+            shortfall=float(shortfall(losses).mean()),
             text_loss=loss,
             divergence=divergence,
             text_cost=loss / original_loss - 1,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from sharpmax.hf.reader import Reader
     from sharpmax.tasks.key_value import Prompt
 
+Q = 0.5
+"""At 0 answers would count by their loss, at 1 by their probability."""
+
 
 def answer_logits(reader: Reader, groups: Sequence[Sequence[Prompt]]) -> list[list[Tensor]]:
     """Return the logits of the answers to groups of prompts, a row a token.
@@ -37,12 +40,24 @@ def answer_logits(reader: Reader, groups: Sequence[Sequence[Prompt]]) -> list[li
     return found
 
 
-def answer_losses(logits: list[Tensor], prompts: Sequence[Prompt]) -> list[Tensor]:
+def answer_losses(logits: list[Tensor], prompts: Sequence[Prompt]) -> Tensor:
     """Return the mean loss of every answer's tokens."""
-    return [
-        cross_entropy(row, torch.tensor(prompt.answer, device=row.device))
-        for row, prompt in zip(logits, prompts, strict=True)
-    ]
+    return torch.stack(
+        [
+            cross_entropy(row, torch.tensor(prompt.answer, device=row.device))
+            for row, prompt in zip(logits, prompts, strict=True)
+        ]
+    )
+
+
+def shortfall(losses: Tensor) -> Tensor:
+    """Return how much answers fall short, from 0 to 1/Q, by their losses: (1 − e^(−Q·loss))/Q.
+
+    Its gradient is that of the loss times e^(−Q·loss). An answer that is out of reach, such as one
+    that stands before its key, would pull hardest of all by its loss, in vain; so it is let go, and
+    those that are nearly right count. (The generalized cross entropy of Zhang and Sabuncu, 2018.)
+    """
+    return -torch.expm1(-Q * losses) / Q
 
 
 def are_right(logits: list[Tensor], prompts: Sequence[Prompt]) -> list[bool]:

@@ -35,7 +35,7 @@ class Settings:
         asked: Questions for each of them, read together: they cost little, and one alone tells
             little of what to change. Of a model that cannot read them together, 1.
         texts: In a step.
-        learning_rate: Of Adam, in units of ln β, for a head of average effect on text.
+        learning_rate: Of Adam, in units of ln β and γ, for a head of average effect on text.
         weighings: How often texts are read at first to learn which heads they feel most.
         check_every: Steps between two looks at prompts and text that are not fitted to.
         patience: Looks without an improvement after which a strength is done with.
@@ -66,7 +66,7 @@ class Settings:
     prompts: int = 6
     asked: int = 16
     texts: int = 4
-    learning_rate: float = 0.02
+    learning_rate: float = 0.03
     weighings: int = 3
     check_every: int = 50
     patience: int = 2

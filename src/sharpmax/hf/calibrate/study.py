@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 SLOWEST = 0.05
 """The share of the learning rate that a stage ends with."""
+WARM_UP = 10
+"""Steps until the first stage has its whole learning rate: Adam's first know nothing of noise."""
 STATE, TENSORS, POINTS = "state.json", "state.safetensors", "points.csv"
 
 Tell = Callable[[str, int], None]
@@ -54,6 +56,7 @@ class Point:
         steps: How many steps it took from the beginning.
         retrieval: The share of answers that are right.
         answer_loss: The mean loss of their tokens, in nats.
+        shortfall: As in `Check`.
         text_loss: The mean loss of text, in nats a token.
         divergence: From the original model's predictions, in nats a token.
         text_cost: The loss of text over the original model's, as a share.
@@ -65,6 +68,7 @@ class Point:
     steps: int
     retrieval: float
     answer_loss: float
+    shortfall: float
     text_loss: float
     divergence: float
     text_cost: float
@@ -100,6 +104,7 @@ def calibrate(
     *,
     text: str | Sequence[str] | None = None,
     questions: Sequence[Question] = (),
+    start: Policy | None = None,
     folder: str | Path | None = None,
     name: str = "model",
     tell: Tell = lambda _, __: None,
@@ -113,6 +118,7 @@ def calibrate(
         text: On which the model's predictions are to stay as good as they are, or several; English
             prose if None.
         questions: Of the user's own, to fit to as well.
+        start: A policy that was calibrated before, to go on from; plain attention if None.
         folder: Where to keep everything, and to go on from if it was begun there.
         name: Of the model, for the policy's file.
         tell: Told after every step.
@@ -129,9 +135,10 @@ def calibrate(
         )
     processes = Processes.here()
     examples = Examples(tokenizer, settings, text, questions)
-    kept = _Folder(folder, model, name, examples, processes)
+    kept = _Folder(folder, model, name, examples, processes, start)
     fitting = Fitting(model, examples, settings, processes)
-    return _Study(fitting, settings, kept, tell).run()
+    numbers = {} if start is None else fitting.numbers_of(start)
+    return _Study(fitting, settings, kept, tell, numbers).run()
 
 
 @dataclass(frozen=True)
@@ -200,7 +207,14 @@ def total_steps(settings: Settings) -> int:
 class _Study:
     """The stages one after another, each from where the last was best."""
 
-    def __init__(self, fitting: Fitting, settings: Settings, folder: _Folder, tell: Tell) -> None:
+    def __init__(
+        self,
+        fitting: Fitting,
+        settings: Settings,
+        folder: _Folder,
+        tell: Tell,
+        start: dict[str, Tensor],
+    ) -> None:
         self.fitting, self.settings, self.folder, self.tell = fitting, settings, folder, tell
         self.plain = fitting.processes.first(fitting.check())
         self.points: list[Point] = []
@@ -210,6 +224,7 @@ class _Study:
         self.tie = START
         folder.resume(self)
         if not self.points:
+            fitting.start(start)
             fitting.weigh()
 
     def run(self) -> Calibration:
@@ -237,7 +252,7 @@ class _Study:
             if point.text_cost <= self.settings.max_text_loss
             and point.retrieval > self.plain.retrieval
         ]
-        return max(within, key=lambda p: (p.retrieval, -p.answer_loss), default=None)
+        return max(within, key=lambda p: (p.retrieval, -p.shortfall), default=None)
 
     def _stage(self, name: str, allowed: float, steps: int) -> None:
         """Fit for some steps, and keep the best of the looks at what is not fitted to.
@@ -256,7 +271,7 @@ class _Study:
             batch = ahead.submit(self.fitting.examples.batch, self.step)
             while self.step < before + steps and disappointments < self.settings.patience:
                 following = ahead.submit(self.fitting.examples.batch, self.step + 1)
-                share = rate((self.step - before) / steps)
+                share = rate((self.step - before) / steps) * min(1.0, (self.step + 1) / WARM_UP)
                 tie.heed(self.fitting.step(batch.result(), tie.value, share))
                 batch = following
                 self.step += 1
@@ -298,6 +313,7 @@ class _Folder:
         name: str,
         examples: Examples,
         processes: Processes,
+        start: Policy | None = None,
     ) -> None:
         self.path = None if path is None else Path(path)
         self._writes = processes.is_first
@@ -310,6 +326,9 @@ class _Folder:
             "data": examples.digest,
             "weights": _fingerprint(model),
         }
+        if start is not None:
+            told = json.dumps(start.to_dict(), sort_keys=True)
+            self._about["start"] = hashlib.sha256(told.encode()).hexdigest()
 
     def resume(self, study: _Study) -> None:
         """Take up what was found before."""

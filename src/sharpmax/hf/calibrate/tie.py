@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-START, LEAST, MOST = 8.0, 4.0, 1000.0
+START, LEAST, MOST = 8.0, 2.0, 1000.0
 QUICKEST = 0.06
 """By how much the tie changes in a step at most, in units of its logarithm."""
 MEMORY = 0.9

@@ -33,7 +33,7 @@ def refusal(
     del value, beta, maximum
     if scores.softcap is not None:
         return "cannot scale logits behind a softcap"
-    if not (scores.sees_all or scores.is_square_causal):
+    if not (scores.sees_all or scores.is_square_causal or _is_masked_alone(scores)):
         return "can only see all keys, or as many as there are queries causally"
     if not scores.scale > 0:
         return f"need a scale above 0, got {scores.scale}"
@@ -53,11 +53,24 @@ def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor 
             query,
             scores.key,
             value,
+            attn_mask=None if scores.mask is None else _mask(scores.mask),
             is_causal=scores.is_square_causal,
             scale=scale,
             enable_gqa=bool(scores.query.shape[1] != scores.key.shape[1]),
         )
     return out
+
+
+def _is_masked_alone(scores: Scores) -> bool:
+    """Tell whether the mask alone says what queries see, on a CPU: a GPU's kernels are our own."""
+    causal = scores.is_causal and scores.query.shape[2] > 1
+    alone = scores.mask is not None and not causal and scores.window is None
+    return alone and scores.query.device.type == "cpu"
+
+
+def _mask(mask: Tensor) -> Tensor:
+    """Return a mask with all four dimensions."""
+    return mask[(None,) * (4 - mask.ndim)]
 
 
 @contextmanager
