@@ -120,7 +120,12 @@ def main() -> None:
         scores += some
         write_csv(folder / "scores.csv", Score, scores)
         print(told(some, plan, scores), f"{time.perf_counter() - begun:.0f} s", flush=True)
-    details = {"seconds": round(seconds), **circumstances(), **asdict(settings)}
+    details = {
+        "seconds": round(seconds),
+        "start": asked.start,
+        **circumstances(),
+        **asdict(settings),
+    }
     lines = [f"{name},{str(value).replace(',', ';')}" for name, value in details.items()]
     (folder / "run.csv").write_text("\n".join(["what,value", *lines]) + "\n")
 

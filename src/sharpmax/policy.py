@@ -135,7 +135,7 @@ class Policy(ABC):
         data = self.to_dict() | ({} if about is None else {ABOUT: _to_plain(about)})
         text = json.dumps(data, indent=2) + "\n"
         text = NUMBERS.sub(lambda numbers: " ".join(numbers[0].split()), text)
-        _policy_file(path).write_text(text, encoding="utf-8")
+        policy_file(path).write_text(text, encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Policy:
@@ -144,7 +144,7 @@ class Policy(ABC):
         Raises:
             ValueError: If the file holds no policy.
         """
-        path = _policy_file(path)
+        path = policy_file(path)
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(data, dict):
@@ -155,7 +155,8 @@ class Policy(ABC):
             raise ValueError(f"{path} is not a policy file: {error}") from None
 
 
-def _policy_file(path: str | Path) -> Path:
+def policy_file(path: str | Path) -> Path:
+    """Return the policy's file: the one given, or the one in the folder that is given."""
     path = Path(path)
     return path / POLICY_FILE if path.is_dir() else path
 

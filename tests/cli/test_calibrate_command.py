@@ -57,9 +57,16 @@ def test_it_leaves_policies_tables_figures_and_a_page(run, folder, tmp_path):
     again, _ = run(*asked, "--compared", 0)  # what is done is not done again
     assert again == code
     assert (out / "points.csv").read_bytes() == points
+    more = tmp_path / "more"
+    go_on = [*asked[: asked.index("--out")], "--compared", 0, "--out", more, "--start"]
+    run(*go_on, out / "cost-900.json")
+    assert "start" in json.loads((more / "cost-900.json").read_text())["about"]
+    code, said = run(*go_on, tmp_path / "nowhere.json")
+    assert code == 2
+    assert "nowhere.json to start from" in said.replace("\n", " ")
     code, said = run(*asked, "--seed", 5)
     assert code == 2
-    assert "other settings or of another model" in said
+    assert "other settings, of another model" in said
 
 
 @pytest.mark.parametrize(

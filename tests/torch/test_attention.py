@@ -20,7 +20,7 @@ from sharpmax.rows import LogitRows
 from sharpmax.torch import attention, row_statistics
 from sharpmax.torch.attention_rows import AttentionRows
 from sharpmax.torch.scores import Scores
-from sharpmax.torch.tempered import attend, hopper
+from sharpmax.torch.tempered import attend, chunked, hopper, sdpa
 from sharpmax.torch.tempered.fused import attend_by
 
 gpu = pytest.mark.gpu
@@ -552,6 +552,30 @@ def test_a_policy_that_reads_the_maximum_gets_it():
     query, key, value = CASES["causal"].tensors(torch.float32, "cpu")
     with pytest.raises(NotImplementedError, match="cannot tell the rows' maximum"):
         attention(query, key, value, policy=ByLargestWeight(), implementation="flash")
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (37,), (37, 1), (37, 37), (2, 1, 1, 37), (1, 6, 37, 37)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_mask_alone_is_left_to_pytorchs_kernel_on_a_cpu(shape, dtype):
+    query = torch.randn(2, 6, 37, 16, dtype=dtype, requires_grad=True)
+    key, value = (torch.randn(2, 3, 37, 16, dtype=dtype, requires_grad=True) for _ in range(2))
+    mask = torch.rand(shape) < 0.5 if shape else torch.tensor(True)
+    beta = 1 + torch.rand(2, 6, 37)
+    settings = {"window": None, "softcap": None, "scale": None}
+    scores = Scores.of(query, key, is_causal=False, mask=mask, **settings)
+    assert sdpa.refusal(scores, value, beta, None) is None
+    assert sdpa.refusal(scores, value[..., :8], beta, None) is not None  # would be quadratic
+    causal = Scores.of(query, key, is_causal=True, mask=mask, **settings)
+    assert sdpa.refusal(causal, value, beta, None) is not None
+    found, wanted = (way.attend(scores, value, beta, None) for way in (sdpa, chunked))
+    tolerance = {"atol": 1e-5 if dtype == torch.float32 else 2e-2, "rtol": 1e-2}
+    torch.testing.assert_close(found, wanted, **tolerance)
+    inputs = query, key, value
+    gradients = [torch.autograd.grad(out.float().square().sum(), inputs) for out in (found, wanted)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, **tolerance)
 
 
 def test_a_negative_beta_is_uniform_with_and_without_a_mask():

@@ -18,10 +18,10 @@ from sharpmax.cli.terminal import (
     PROSE,
     existing_text,
     loaded_model,
-    named_policies,
     plain_name,
     progress_bars,
 )
+from sharpmax.policy import Policy, policy_file
 
 if TYPE_CHECKING:
     from sharpmax.hf import Calibration, Loaded, Plan, Score
@@ -160,7 +160,8 @@ def calibrate(
     names = text or [PROSE]
     read = [prose() if name == PROSE else existing_text(name, (PROSE,)) for name in names]
     wanted = [] if questions is None else Question.read(existing_text(str(questions), ()))
-    begun = next(iter(named_policies([str(start)]).values())) if start else None
+    if start is not None and not policy_file(start).is_file():
+        raise ValueError(f"there is no policy file {start} to start from")
     folder = out or Path("runs") / f"calibrate-{plain_name(model)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +187,7 @@ def calibrate(
             settings,
             text=read,
             questions=wanted,
-            start=begun,
+            start=None if start is None else Policy.load(start),
             folder=folder,
             name=name,
             tell=tell,
@@ -204,7 +205,8 @@ def calibrate(
         page = write_report(
             folder,
             _tables(found, changes, scores),
-            asdict(settings) | {"model": model, "text": ", ".join(names)},
+            asdict(settings)
+            | {"model": model, "text": ", ".join(names), "start": str(start or "plain attention")},
             title=f"What β makes of {name}",
         )
     console.print(f"Page, figures, tables and policies: {escape(str(page))}", soft_wrap=True)

@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from sharpmax.policies import HELD, PAPER
-from sharpmax.policy import POLICY_FILE, Policy
+from sharpmax.policy import Policy, policy_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,6 +46,12 @@ class Bars(Progress):
 
     _written = -math.inf
 
+    def add_task(self, description: str, *arguments: Any, **settings: Any) -> TaskID:
+        """Add a bar, as `Progress` does."""
+        task = super().add_task(description, *arguments, **settings)
+        self._write()
+        return task
+
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """Change a bar, as `Progress` does."""
         super().update(task_id, **changes)
@@ -65,10 +71,11 @@ class Bars(Progress):
 
 def progress_bars(console: Console, *, counted: bool = True) -> Progress:
     """Return bars that tell how much is done, the time it took and the time left."""
+    moving = (SpinnerColumn(), BarColumn()) if console.is_terminal else ()
     return Bars(
-        SpinnerColumn(),
+        *moving[:1],
         TextColumn("{task.description}"),
-        BarColumn(),
+        *moving[1:],
         MofNCompleteColumn() if counted else TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
@@ -118,7 +125,7 @@ def named_policies(names: Sequence[str]) -> dict[str, Policy]:
             policies[name] = POLICIES[name]
             continue
         path = Path(name)
-        if not (path / POLICY_FILE if path.is_dir() else path).is_file():
+        if not policy_file(path).is_file():
             raise ValueError(
                 f"there is no policy file {name}, nor a policy of that name: {', '.join(POLICIES)}"
             )

@@ -139,6 +139,11 @@ class Scores:
         return not causal and self.window is None and self.mask is None
 
     @property
+    def whole_mask(self) -> Tensor | None:
+        """The mask with all of its four dimensions."""
+        return None if self.mask is None else self.mask[(None,) * (4 - self.mask.ndim)]
+
+    @property
     def is_square_causal(self) -> bool:
         """Whether query i sees exactly the keys up to i, as many keys as queries."""
         return self.is_causal and self.offset == 0 and self.window is None and self.mask is None

@@ -68,9 +68,9 @@ def attend_shifting(
 
 def sink_places(scores: Scores) -> Tensor:
     """Return where the sink of every row is, of shape (batch, 1, queries), or 1 for all alike."""
-    if scores.mask is None:
+    mask = scores.whole_mask
+    if mask is None:
         return torch.zeros(1, 1, 1, dtype=torch.long, device=scores.query.device)
-    mask = scores.mask[(None,) * (4 - scores.mask.ndim)]
     if mask.shape[1] > 1:
         raise NotImplementedError(
             "attention cannot shift the sink under a mask that differs by head"

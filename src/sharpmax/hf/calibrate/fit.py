@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 CHECKED_AT_ONCE = 8
 """Sequences that are looked at together on a GPU, where no gradient is kept."""
+BAND = ("low", "high", "drift")
 CHANGED = 0.02
 """A head is changed if its β leaves 1, or its γ leaves 0, by more than about so much."""
 
@@ -106,7 +107,8 @@ class Fitting:
     def weigh(self) -> None:
         """Let numbers that text hardly feels take longer steps than the others."""
         settings = self.settings
-        numbers = {name: self._masked()[name].detach().requires_grad_() for name in self.numbers}
+        numbers = {name: value.detach().requires_grad_() for name, value in self._masked().items()}
+        numbers = {name: numbers[name] for name in self.numbers}
         policy = PerHead(self._base(), numbers | self._band)
         texts = self.examples.fitted_texts()
         with _frozen(self.model, settings.checkpointing), sharpen(self.model, policy):
@@ -115,38 +117,45 @@ class Fitting:
         told = self.processes.first(lengths)
         with torch.no_grad():
             for name, value in self.numbers.items():
-                value *= self._lengths[name]
                 self._lengths[name] = told[name].to(value)
                 value /= self._lengths[name]
 
     def numbers_of(self, policy: Policy) -> dict[str, Tensor]:
         """Return the numbers of a policy that was fitted before, by name.
 
+        Its bands are not taken over: they are measured again, on the texts of this fit.
+
         Raises:
             ValueError: If it is not of the kind that is fitted here.
         """
+        shape, base = tuple(self.chosen.shape), replace(self._base(), low=None, high=None)
         if not isinstance(policy, PerHead) or not isinstance(policy.base, LogLinear):
-            raise ValueError("start must be a policy that calibrate has made")
-        layers, heads = policy.shape
-        if (layers, heads) != self.chosen.shape:
-            shape = " and ".join(map(str, self.chosen.shape))
-            raise ValueError(f"start has {layers} layers and {heads} heads, and the model {shape}")
-        ours, theirs = self._base(), policy.base
-        for name in ("reference_length", "most"):
-            if getattr(ours, name) != getattr(theirs, name):
-                told = f"{getattr(theirs, name):g}, and here it is {getattr(ours, name):g}"
-                raise ValueError(f"start was fitted with a {name} of {told}")
-        given = {name: torch.tensor(value) for name, value in policy.by_head.items()}
+            raise ValueError(
+                f"start must be a policy that calibrate has made, got {type(policy).__name__}"
+            )
+        if policy.shape != shape:
+            raise ValueError(
+                f"start must have numbers for the model's layers and heads, {shape}, "
+                f"got {policy.shape}"
+            )
+        theirs = replace(policy.base, low=None, high=None)
+        if theirs != base:
+            raise ValueError(f"start must be fitted by head to {base}, got one to {theirs}")
+        given = {
+            name: torch.as_tensor(value).detach()
+            for name, value in policy.by_head.items()
+            if name not in BAND
+        }
         for name, value in given.items():
-            if name not in self.numbers and name not in self._band and bool(value.any()):
+            if name not in self.numbers and bool(value.any()):
                 raise ValueError(f"start has numbers for {name}, which is not fitted here")
-        return {name: value for name, value in given.items() if name in self.numbers}
+        return {name: given[name] for name in self.numbers if name in given}
 
     def start(self, numbers: dict[str, Tensor]) -> None:
-        """Begin with these numbers, and not with plain attention."""
+        """Begin with these numbers, and not with plain attention, before they are weighed."""
         with torch.no_grad():
             for name, value in numbers.items():
-                self.numbers[name].copy_(value / self._lengths[name].cpu())
+                self.numbers[name].copy_(value)
 
     def policy(self) -> PerHead:
         """Return the policy as it is now, with plain numbers."""

@@ -29,7 +29,7 @@ from sharpmax.hf.sharpen import context_of, layers_and_heads, require_interface
 from sharpmax.hf.table import write_csv
 from sharpmax.per_head import PerHead
 from sharpmax.policies import LogLinear
-from sharpmax.policy import POLICY_FILE, Policy
+from sharpmax.policy import POLICY_FILE, Policy, require_policy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SLOWEST = 0.05
 """The share of the learning rate that a stage ends with."""
 WARM_UP = 10
-"""Steps until the first stage has its whole learning rate: Adam's first know nothing of noise."""
+"""Steps until the learning rate is taken whole: Adam's first know nothing of the noise yet."""
 STATE, TENSORS, POINTS = "state.json", "state.safetensors", "points.csv"
 
 Tell = Callable[[str, int], None]
@@ -124,9 +124,11 @@ def calibrate(
         tell: Told after every step.
 
     Raises:
-        ValueError: If the model, the text or the folder does not fit.
+        ValueError: If the model, the text, the folder or the policy to go on from does not fit.
     """
     require_interface(model)
+    if start is not None:
+        require_policy(start)
     settings = Settings() if settings is None else settings
     if settings.length > context_of(model):
         raise ValueError(
@@ -213,7 +215,7 @@ class _Study:
         settings: Settings,
         folder: _Folder,
         tell: Tell,
-        start: dict[str, Tensor],
+        numbers: dict[str, Tensor],
     ) -> None:
         self.fitting, self.settings, self.folder, self.tell = fitting, settings, folder, tell
         self.plain = fitting.processes.first(fitting.check())
@@ -224,7 +226,7 @@ class _Study:
         self.tie = START
         folder.resume(self)
         if not self.points:
-            fitting.start(start)
+            fitting.start(numbers)
             fitting.weigh()
 
     def run(self) -> Calibration:
@@ -347,8 +349,8 @@ class _Folder:
             ) from None
         if about != self._about:
             raise ValueError(
-                f"{self.path} holds a calibration with other settings or of another model: "
-                "choose another folder"
+                f"{self.path} holds a calibration with other settings, of another model or from "
+                "another start: choose another folder"
             )
         study.points, study.policies, study.step, study.tie = points, policies, step, tie
         for name, tensor in tensors.items():

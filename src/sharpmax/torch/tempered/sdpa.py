@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,11 +31,14 @@ def refusal(
     scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None
 ) -> str | None:
     """Tell why PyTorch's kernels cannot take the call, or None."""
-    del value, beta, maximum
+    del beta, maximum
     if scores.softcap is not None:
         return "cannot scale logits behind a softcap"
-    if not (scores.sees_all or scores.is_square_causal or _is_masked_alone(scores)):
-        return "can only see all keys, or as many as there are queries causally"
+    if not (scores.sees_all or scores.is_square_causal or _takes_mask(scores, value)):
+        return (
+            "can only see all keys, as many as there are queries causally, or on a CPU those of a "
+            "mask, where values are as wide as keys"
+        )
     if not scores.scale > 0:
         return f"need a scale above 0, got {scores.scale}"
     return None
@@ -53,7 +57,7 @@ def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor 
             query,
             scores.key,
             value,
-            attn_mask=None if scores.mask is None else _mask(scores.mask),
+            attn_mask=scores.whole_mask,
             is_causal=scores.is_square_causal,
             scale=scale,
             enable_gqa=bool(scores.query.shape[1] != scores.key.shape[1]),
@@ -61,16 +65,15 @@ def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor 
     return out
 
 
-def _is_masked_alone(scores: Scores) -> bool:
-    """Tell whether the mask alone says what queries see, on a CPU: a GPU's kernels are our own."""
-    causal = scores.is_causal and scores.query.shape[2] > 1
-    alone = scores.mask is not None and not causal and scores.window is None
-    return alone and scores.query.device.type == "cpu"
+def _takes_mask(scores: Scores, value: Tensor) -> bool:
+    """Tell whether a mask alone says what queries see, and PyTorch has a kernel for it.
 
-
-def _mask(mask: Tensor) -> Tensor:
-    """Return a mask with all four dimensions."""
-    return mask[(None,) * (4 - mask.ndim)]
+    A GPU's kernels for masks are our own. The CPU's takes values as wide as keys; for others,
+    PyTorch would write all weights down.
+    """
+    is_alone = scores.mask is not None and replace(scores, mask=None).sees_all
+    is_as_wide = value.shape[-1] == scores.key.shape[-1]
+    return is_alone and is_as_wide and scores.query.device.type == "cpu"
 
 
 @contextmanager
