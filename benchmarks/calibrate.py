@@ -20,7 +20,7 @@ import torch
 from measure import CUDA, PLACE, RESULTS, circumstances
 
 from sharpmax import Policy
-from sharpmax.hf import Plan, Score, load
+from sharpmax.hf import Score, load
 from sharpmax.hf.calibrate import (
     Examples,
     HeadChange,
@@ -38,6 +38,8 @@ DEPTHS = tuple((2 * i + 1) / 20 for i in range(10))
 PROMPTS = 5
 """A template, length and depth; four templates and ten depths make 200."""
 WINDOWS = 12
+TOLD_EVERY = 20
+"""Steps between two lines of progress."""
 
 
 def arguments() -> argparse.Namespace:
@@ -53,6 +55,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=Settings.texts)
     parser.add_argument("--at-once", type=int)
     parser.add_argument("--cost", type=float, action="append", default=[])
+    parser.add_argument("--seed", type=int, default=Settings.seed)
+    parser.add_argument("--check-every", type=int, default=Settings.check_every)
     parser.add_argument("--check-prompts", type=int, default=Settings.check_prompts)
     parser.add_argument("--check-texts", type=int, default=Settings.check_texts)
     parser.add_argument("--dtype", default="bfloat16" if CUDA else "float32")
@@ -79,6 +83,8 @@ def main() -> None:
         texts=asked.texts,
         at_once=asked.at_once,
         costs=tuple(asked.cost),
+        seed=asked.seed,
+        check_every=asked.check_every,
         check_prompts=asked.check_prompts,
         check_texts=asked.check_texts,
         heads=tuple(asked.heads),
@@ -88,12 +94,13 @@ def main() -> None:
     examples = Examples(tokenizer, settings, texts)
     plan = comparison_plan(model, examples, 1, asked.book.read_text())
     plan = replace(plan, windows=WINDOWS, depths=DEPTHS, prompts=PROMPTS)
-    begun, last = time.perf_counter(), ""
+    begun, last, done = time.perf_counter(), "", 0
 
-    def tell(stage: str, _: int) -> None:
-        nonlocal last
-        if stage != last:
-            print(f"{time.perf_counter() - begun:.0f} s: {stage}", flush=True)
+    def tell(stage: str, steps: int) -> None:
+        nonlocal last, done
+        done += steps
+        if stage != last or (steps and done % TOLD_EVERY == 0):
+            print(f"{time.perf_counter() - begun:.0f} s: {stage}, {done} steps", flush=True)
             last = stage
 
     found = calibrate(
@@ -116,13 +123,15 @@ def main() -> None:
     cases |= {point.name: found.policies[point.name] for point in found.points}
     cases = {name: cases[name] for name in asked.case or cases}
     scores: list[Score] = []
-    for some in by_case(model, tokenizer, cases, plan):
-        scores += some
-        write_csv(folder / "scores.csv", Score, scores)
-        print(told(some, plan, scores), f"{time.perf_counter() - begun:.0f} s", flush=True)
+    for length in plan.lengths or ():
+        for some in by_case(model, tokenizer, cases, replace(plan, lengths=(length,))):
+            scores += some
+            write_csv(folder / "scores.csv", Score, scores)
+            print(told(some, scores), f"{time.perf_counter() - begun:.0f} s", flush=True)
     details = {
         "seconds": round(seconds),
         "start": asked.start,
+        "dtype": asked.dtype,
         **circumstances(),
         **asdict(settings),
     }
@@ -130,16 +139,13 @@ def main() -> None:
     (folder / "run.csv").write_text("\n".join(["what,value", *lines]) + "\n")
 
 
-def told(scores: list[Score], plan: Plan, every: list[Score]) -> str:
-    """Return a policy's line: what was found by length, and what text paid."""
-    parts = [scores[0].case]
-    for length in plan.lengths or ():
-        here = [score for score in scores if score.length == length]
-        text = next(score.value for score in here if score.depth is None)
-        plain = next(s.value for s in every if s.length == length and s.depth is None)
-        shares = [score.value for score in here if score.depth is not None]
-        parts.append(f"{length}: {sum(shares) / len(shares):.3f} {text / plain - 1:+.2%}")
-    return "  ".join(parts)
+def told(scores: list[Score], every: list[Score]) -> str:
+    """Return a policy's line at one length: what was found, and what text paid over the first."""
+    case, length = scores[0].case, scores[0].length
+    text = next(score.value for score in scores if score.depth is None)
+    first = next(s.value for s in every if s.length == length and s.depth is None)
+    shares = [score.value for score in scores if score.depth is not None]
+    return f"{case}, {length}: {sum(shares) / len(shares):.3f} {text / first - 1:+.2%}"
 
 
 if __name__ == "__main__":

@@ -141,6 +141,18 @@ def test_log_linear_out_of_a_band():
     rows = RowStatistics(entropy, entropy, entropy + 0.5 * 2, length)
     np.testing.assert_allclose(np.log(policy(rows)), [-0.5, 0, 0, 0, 1.0], atol=1e-12)
     assert policy.reads == {"length", "entropy"}
+    assert not policy.shifts_sink
+
+
+def test_a_sink_shifted_out_of_a_band():
+    band = {"low": 1.0, "high": 3.0}
+    policy = LogLinear(8, sink=0.1, sink_by_length=2.0, sink_below=0.5, sink_above=-1.0, **band)
+    entropy, length = np.array([0.0, 2.0, 4.0, 99.0]), np.full(4, 8 * np.e)
+    rows = RowStatistics(entropy, entropy, entropy, length)
+    np.testing.assert_allclose(policy.sink_shift(rows), [2.6, 2.1, 1.1, -8.0])
+    np.testing.assert_allclose(policy(rows), 1.0)
+    assert LogLinear(8, sink_above=1.0, **band).shifts_sink
+    assert not LogLinear(8, sink_above=1.0).shifts_sink
 
 
 @given(

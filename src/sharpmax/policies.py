@@ -158,7 +158,8 @@ class LogLinear(Policy):
 
     kept within ±ln(most), and what is added to the logit of a row's first key after β,
 
-    γ = sink + sink_by_length·max(0, ln(n / reference_length)),
+    γ = sink + sink_by_length·max(0, ln(n / reference_length))
+        + sink_below·max(0, low − E) + sink_above·max(0, E − high),
 
     kept within ±most. The band from `low` to `high` is meant to hold the entropies that a head
     has on ordinary text, `drift` being how they grow with the length there: what happens in it
@@ -177,11 +178,13 @@ class LogLinear(Policy):
     above: Number = 0.0
     sink: Number = 0.0
     sink_by_length: Number = 0.0
+    sink_below: Number = 0.0
+    sink_above: Number = 0.0
 
     def __post_init__(self) -> None:
         _require_numbers(self, "reference_length", above=0)
         _require_numbers(self, "offset", "by_length", "drift", "below", "above")
-        _require_numbers(self, "sink", "sink_by_length")
+        _require_numbers(self, "sink", "sink_by_length", "sink_below", "sink_above")
         _require_numbers(self, "most", above=1)
         if (self.low is None) != (self.high is None):
             raise ValueError("low and high make a band together: give both, or neither")
@@ -195,13 +198,8 @@ class LogLinear(Policy):
 
     def __call__(self, rows: Rows) -> Array:
         """Return β from the rows' length, and their entropy."""
-        length = rows.length
-        xp = namespace(length)
-        log_beta = self.offset + self.by_length * self._growth(length)
-        if self.low is not None:
-            entropy = rows.entropy - self.drift * xp.log(xp.where(length > 1, length, 1.0))
-            log_beta = log_beta + self.below * xp.clip(self.low - entropy, min=0.0)
-            log_beta = log_beta + self.above * xp.clip(entropy - self.high, min=0.0)
+        xp = namespace(rows.length)
+        log_beta = self._linear(rows, self.offset, self.by_length, self.below, self.above)
         is_number = isinstance(self.most, int | float)
         limit = math.log(self.most) if is_number else xp.log(self.most)
         return xp.exp(xp.clip(log_beta, -limit, limit))
@@ -209,19 +207,30 @@ class LogLinear(Policy):
     @property
     def shifts_sink(self) -> bool:
         """Whether γ is anything but 0."""
-        numbers = self.sink, self.sink_by_length
+        numbers = [self.sink, self.sink_by_length]
+        if self.low is not None:
+            numbers += [self.sink_below, self.sink_above]
         return any(not isinstance(x, int | float) or x != 0 for x in numbers)
 
     def sink_shift(self, rows: Rows) -> Array:
-        """Return γ from the rows' length."""
-        shift = self.sink + self.sink_by_length * self._growth(rows.length)
+        """Return γ from the rows' length, and their entropy."""
+        slopes = self.sink_by_length, self.sink_below, self.sink_above
+        shift = self._linear(rows, self.sink, *slopes)
         return namespace(shift).clip(shift, -self.most, self.most)
 
-    def _growth(self, length: Array) -> Array:
-        """Return max(0, ln(n / reference_length))."""
+    def _linear(
+        self, rows: Rows, offset: Number, by_length: Number, below: Number, above: Number
+    ) -> Array:
+        """Return what is linear in max(0, ln(n / reference_length)) and in E out of its band."""
+        length = rows.length
         growth = length / self.reference_length
         xp = namespace(growth)
-        return xp.log(xp.where(growth > 1, growth, 1.0))
+        value = offset + by_length * xp.log(xp.where(growth > 1, growth, 1.0))
+        if self.low is not None:
+            entropy = rows.entropy - self.drift * xp.log(xp.where(length > 1, length, 1.0))
+            value = value + below * xp.clip(self.low - entropy, min=0.0)
+            value = value + above * xp.clip(entropy - self.high, min=0.0)
+        return value
 
 
 @dataclass(frozen=True)

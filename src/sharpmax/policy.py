@@ -73,6 +73,8 @@ class Policy(ABC):
     _kinds: ClassVar[dict[str, type[Policy]]] = {}
 
     def __init_subclass__(cls) -> None:
+        if cls.__name__.startswith("_"):  # for no file
+            return
         known = Policy._kinds.setdefault(cls.__name__, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"there is a policy {cls.__name__} already, in {known.__module__}")

@@ -107,29 +107,35 @@ def test_gradients_are_those_of_differences(examples, entropy, sink):
     model = tiny("llama", max_position_embeddings=512).double()
     settings = dataclasses.replace(SETTINGS, entropy=entropy, sink=sink)
     fitting = fitting_of(model, examples, settings)
-    assert len(fitting.numbers) == 2 + 2 * entropy + 2 * sink
+    assert len(fitting.numbers) == (2 + 2 * entropy) * (1 + sink)
     fitting.numbers = {
         name: (0.1 * torch.randn(2, 4, dtype=torch.float64)).requires_grad_()
         for name in fitting.numbers
     }
+    # What a layer does to the entropies above it is left out, so these must not matter there.
+    with torch.no_grad():
+        for name in {"below", "above", "sink_below", "sink_above"} & {*fitting.numbers}:
+            fitting.numbers[name][1] = 0.0
     batch = examples.batch(1)
     with torch.no_grad():
         original = fitting.reader.states(batch.texts)
 
     def loss() -> torch.Tensor:
-        with sharpen(model, PerHead(fitting._base(), fitting._masked())):
+        with sharpen(model, PerHead(fitting._base_in_fit(), fitting._masked())):
             return fitting._loss(batch.prompts, batch.texts, original, 2.0)[0]
 
     gradients = torch.autograd.grad(loss(), list(fitting.numbers.values()))
     for (name, value), gradient in zip(fitting.numbers.items(), gradients, strict=True):
-        ends = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                value[1, 2] += sign * 1e-2
-                ends.append(float(loss()))
-                value[1, 2] -= sign * 1e-2
-        expected = (ends[0] - ends[1]) / 2e-2
-        assert float(gradient[1, 2]) == pytest.approx(expected, rel=0.01, abs=1e-5), name
+        for layer in (0, 1):
+            ends = []
+            for sign in (1, -1):
+                with torch.no_grad():
+                    value[layer, 2] += sign * 1e-2
+                    ends.append(float(loss()))
+                    value[layer, 2] -= sign * 1e-2
+            expected = (ends[0] - ends[1]) / 2e-2
+            found = float(gradient[layer, 2])
+            assert found == pytest.approx(expected, rel=0.01, abs=1e-5), (name, layer)
 
 
 @pytest.mark.parametrize(
@@ -487,6 +493,22 @@ def test_the_tie_brings_the_growth_of_the_loss_to_what_is_allowed():
         tie.heed(growths[-1])
     assert growths[0] > 0.012
     assert growths[-1] == pytest.approx(0.01, rel=0.02)
+
+
+def test_the_tie_heeds_texts_of_the_full_length_alone(model, monkeypatch):
+    heeded, lengths = [], []
+    monkeypatch.setattr(Tie, "heed", lambda _, growth: heeded.append(growth))
+
+    def step(_, batch, *__):
+        lengths.append(len(batch.texts[0]))
+        return float(lengths[-1])
+
+    monkeypatch.setattr(Fitting, "step", step)
+    settings = dataclasses.replace(SETTINGS, costs=(4.0,), steps=4, heads=(), check_every=8)
+    calibrate(model, letters(), settings, text=TEXT)
+    assert len(lengths) == 8
+    assert heeded == [length for length in lengths if length == SETTINGS.length]
+    assert 4 <= len(heeded) < 8
 
 
 def test_a_step_tells_how_much_the_loss_of_its_texts_has_grown(model, examples):

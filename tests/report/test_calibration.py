@@ -40,6 +40,8 @@ def tables(kept: str | None = "cost 0.9%", compared: bool = True) -> Tables:
             "above": 0.2 * (head - 1),
             "sink_short": 0.0,
             "sink_long": 0.5 * (head - 1),
+            "sink_below": 0.0,
+            "sink_above": 0.3 * (layer - 1),
         }
         for layer in range(6)
         for head in range(3)

@@ -13,7 +13,7 @@ from sharpmax.torch import attention, row_statistics
 LENGTH = 24
 POLICY = LogLinear(8, 0.2, 0.3, sink=-0.7, sink_by_length=1.1)
 BY_HEAD = PerHead(LogLinear(8), {"offset": [0.2, -0.1, 0.0, 0.3], "sink": [1.0, -1.0, 0.0, 0.4]})
-BY_ENTROPY = LogLinear(8, 0.1, low=1.0, high=2.0, above=0.3, sink=0.5)
+BY_ENTROPY = LogLinear(8, 0.1, low=1.0, high=2.0, above=0.3, sink=0.5, sink_above=-0.4)
 
 
 def defined(query, key, value, policy, visible, place):

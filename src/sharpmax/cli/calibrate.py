@@ -58,7 +58,7 @@ def calibrate(
     steps: Annotated[int | None, typer.Option(help="At each of these, at most; 100.")] = None,
     entropy: Annotated[
         bool,
-        typer.Option(help="Whether β reads the entropy too, and not the length alone."),
+        typer.Option(help="Whether β and γ read the entropy too, and not the length alone."),
     ] = False,
     sink: Annotated[
         bool,

@@ -22,7 +22,7 @@ def by_chunks(
     """
     first, *rest = chunks
     part = function(first)
-    if not all(map(runs_eagerly_on_cpu, part)) or _in_a_transform():
+    if not all(map(runs_eagerly_on_cpu, part)) or in_a_transform():
         parts = [_checkpointed(function, chunk) for chunk in (first, *rest)]
         return tuple(torch.cat(part, dim=2) for part in zip(*parts, strict=True))
     joined = tuple(x.new_empty((*x.shape[:2], queries, *x.shape[3:])) for x in part)
@@ -42,6 +42,6 @@ def _checkpointed(
     return result
 
 
-def _in_a_transform() -> bool:
+def in_a_transform() -> bool:
     """Tell whether `torch.func` looks on, which has to see ordinary operations."""
     return torch._C._functorch.maybe_current_level() is not None

@@ -2,8 +2,8 @@
 
 The sink is key 0, or the first key that the mask shows. Where it is the same key for all queries,
 the logits themselves get γ, by one more column of query and key: γ/scale in the query, and in the
-keys 1 at the sink and 0 elsewhere. So every kernel for attention serves, with all its digits.
-Elsewhere the logits are made a few queries at a time.
+keys 1 at the sink and 0 elsewhere. So every kernel for attention serves, with all the digits that
+it has. Elsewhere the logits are made a few queries at a time.
 """
 
 from __future__ import annotations

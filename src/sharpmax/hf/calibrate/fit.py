@@ -31,14 +31,24 @@ from sharpmax.tasks.key_value import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from sharpmax.arrays import Array
     from sharpmax.hf.calibrate.examples import Batch, Examples
     from sharpmax.hf.calibrate.processes import Processes
     from sharpmax.hf.calibrate.settings import Settings
-    from sharpmax.policy import Policy
+    from sharpmax.policy import Policy, Rows
 
 CHECKED_AT_ONCE = 8
 """Sequences that are looked at together on a GPU, where no gradient is kept."""
 BAND = ("low", "high", "drift")
+SINK = {
+    "offset": "sink",
+    "by_length": "sink_by_length",
+    "below": "sink_below",
+    "above": "sink_above",
+}
+"""Which number does to γ what another does to ln β."""
+SLOPES = {"offset": "by_length", "sink": "sink_by_length"}
+"""What changes with the length, and by how much."""
 CHANGED = 0.02
 """A head is changed if its β leaves 1, or its γ leaves 0, by more than about so much."""
 
@@ -71,6 +81,23 @@ class Check:
         return self.shortfall + tie * (self.divergence + growth) / 2
 
 
+@dataclass(frozen=True)
+class _ConstantEntropy(LogLinear):
+    """A policy in a fit: its numbers get gradients, and the rows' entropies carry none on.
+
+    What a head does to the entropies of those above it is left out of the gradient, which spares
+    the statistics their backward pass. How β and γ follow from the entropy is in it all the same.
+    """
+
+    def __call__(self, rows: Rows) -> Array:
+        """Return β from the rows' length, and their entropy."""
+        return super().__call__(rows.detached())
+
+    def sink_shift(self, rows: Rows) -> Array:
+        """Return γ from the rows' length, and their entropy."""
+        return super().sink_shift(rows.detached())
+
+
 class Fitting:
     """The numbers of every head, and what makes them better step by step.
 
@@ -87,9 +114,9 @@ class Fitting:
         self.processes = processes
         self.reader = Reader(model, settings.length)
         shape, device = layers_and_heads(model), model.device
-        names = ["offset", "by_length"]
-        names += ["sink", "sink_by_length"] if settings.sink else []
-        names += ["below", "above"] if settings.entropy else []
+        names = ["offset", "by_length", *(["below", "above"] if settings.entropy else [])]
+        if settings.sink:
+            names += [SINK[name] for name in names]
         self.numbers = {name: torch.zeros(shape, device=device).requires_grad_() for name in names}
         self.chosen = torch.ones(shape, dtype=torch.bool, device=device)
         self.optimizer = torch.optim.Adam(self.numbers.values(), lr=settings.learning_rate)
@@ -109,7 +136,7 @@ class Fitting:
         settings = self.settings
         numbers = {name: value.detach().requires_grad_() for name, value in self._masked().items()}
         numbers = {name: numbers[name] for name in self.numbers}
-        policy = PerHead(self._base(), numbers | self._band)
+        policy = PerHead(self._base_in_fit(), numbers | self._band)
         texts = self.examples.fitted_texts()
         with _frozen(self.model, settings.checkpointing), sharpen(self.model, policy):
             found = squares(self.reader, texts, numbers, settings.weighings, settings.seed)
@@ -199,7 +226,7 @@ class Fitting:
                 texts = cast("list[list[int]]", [some for some in part if not is_asked(some)])
                 with torch.no_grad():
                     original = self.reader.states(texts) if texts else None
-                with sharpen(self.model, PerHead(self._base(), self._masked())):
+                with sharpen(self.model, PerHead(self._base_in_fit(), self._masked())):
                     loss, losses_of_texts = self._loss(prompts, texts, original, tie)
                     loss.backward()  # type: ignore[no-untyped-call]
                 of_texts += losses_of_texts
@@ -222,7 +249,7 @@ class Fitting:
         with torch.no_grad():
             if not self._original:
                 self._original = [self.reader.states([text]).cpu() for text in self._texts]
-            with sharpen(self.model, PerHead(self._base(), self._masked())):
+            with sharpen(self.model, PerHead(self._base_in_fit(), self._masked())):
                 return self._checked()
 
     def state(self) -> dict[str, Tensor]:
@@ -260,6 +287,10 @@ class Fitting:
         settings = self.settings
         edge = 0.0 if settings.entropy else None
         return LogLinear(settings.reference_length, most=settings.most, low=edge, high=edge)
+
+    def _base_in_fit(self) -> LogLinear:
+        base = self._base()
+        return _ConstantEntropy(**base.settings()) if self.settings.entropy else base
 
     def _masked(self) -> dict[str, Tensor]:
         """Return the settings of every head; those that are not chosen have a β of 1."""
@@ -326,8 +357,8 @@ def changes(numbers: dict[str, Tensor], settings: Settings) -> Tensor:
     What depends on the entropy is counted as 1 nat out of the band.
     """
     growth = math.log(max(1.0, settings.length / settings.reference_length))
-    found = [numbers[name] for name in ("offset", "sink", "below", "above") if name in numbers]
-    for short, slope in (("offset", "by_length"), ("sink", "sink_by_length")):
+    found = [value for name, value in numbers.items() if name not in (*BAND, *SLOPES.values())]
+    for short, slope in SLOPES.items():
         if slope in numbers:
             found.append(numbers[short] + numbers[slope] * growth)
     return torch.stack(found).abs().amax(0)

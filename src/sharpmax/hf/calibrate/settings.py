@@ -20,15 +20,15 @@ class Settings:
         length: Of the longest prompts and texts to fit to, in tokens.
         shortest: Of the shortest prompts.
         reference_length: Up to which β does not change with the length.
-        costs: How much the loss on the text that is fitted to may grow, as shares, one after
-            another. A large one finds what helps, and smaller ones take away of it what text must
-            pay for. By default 2, 0.9, 0.6 and 0.4 times `max_text_loss`.
+        costs: How much the loss on the text that is fitted to may grow at the full length, as
+            shares, one after another. A large one finds what helps, and smaller ones take away of
+            it what text must pay for. By default 2, 0.9, 0.6 and 0.4 times `max_text_loss`.
         steps: At each of them, at most, and twice as many at the first.
         heads: After that, how many heads may stay changed, fewer and fewer.
         sink: Whether what is added to the logit of a row's first key is fitted too. Attention then
             reads its keys twice.
-        entropy: Whether β depends on the entropy too, where it leaves the band that a head has on
-            text. Attention then reads its keys twice.
+        entropy: Whether β, and what is added for the first key, depend on the entropy too, where
+            it leaves the band that a head has on text. Attention then reads its keys twice.
         band: The share of the rows of text that this band holds.
         most: The largest β, and the largest 1/β.
         prompts: Texts of lines in a step.

@@ -51,7 +51,8 @@ class Point:
 
     Attributes:
         name: Of the policy, and of its file.
-        allowed: How much the loss of the text that was fitted to might grow, as a share.
+        allowed: How much the loss of the text that was fitted to might grow at the full length, as
+            a share.
         heads: How many heads are changed.
         steps: How many steps it took from the beginning.
         retrieval: The share of answers that are right.
@@ -156,6 +157,8 @@ class HeadChange:
         above: The same above it.
         sink_short: γ, what is added to the first key's logit, at the reference length and below it.
         sink_long: The same at the longest length.
+        sink_below: What γ gains for each nat of entropy below the head's band.
+        sink_above: The same above it.
     """
 
     layer: int
@@ -166,6 +169,8 @@ class HeadChange:
     above: float
     sink_short: float
     sink_long: float
+    sink_below: float
+    sink_above: float
 
 
 def head_changes(policy: Policy, length: int) -> list[HeadChange]:
@@ -196,6 +201,8 @@ def head_changes(policy: Policy, length: int) -> list[HeadChange]:
             above=of("above"),
             sink_short=within(most, of("sink")),
             sink_long=within(most, of("sink") + growth * of("sink_by_length")),
+            sink_below=of("sink_below"),
+            sink_above=of("sink_above"),
         )
 
     return [change(layer, head) for layer in range(layers) for head in range(heads)]
@@ -274,8 +281,10 @@ class _Study:
             while self.step < before + steps and disappointments < self.settings.patience:
                 following = ahead.submit(self.fitting.examples.batch, self.step + 1)
                 share = rate((self.step - before) / steps) * min(1.0, (self.step + 1) / WARM_UP)
-                tie.heed(self.fitting.step(batch.result(), tie.value, share))
-                batch = following
+                sequences, batch = batch.result(), following
+                growth = self.fitting.step(sequences, tie.value, share)
+                if len(sequences.texts[0]) == self.settings.length:  # shorter ones pay less
+                    tie.heed(growth)
                 self.step += 1
                 self.tell(name, 1)
                 if (self.step - before) % self.settings.check_every and self.step < before + steps:
@@ -351,6 +360,12 @@ class _Folder:
             raise ValueError(
                 f"{self.path} holds a calibration with other settings, of another model or from "
                 "another start: choose another folder"
+            )
+        saved_numbers = {name.partition("numbers/")[2] for name in tensors}
+        if not {*study.fitting.numbers} <= saved_numbers:
+            raise ValueError(
+                f"{self.path} holds a calibration by another version of sharpmax: choose another "
+                "folder"
             )
         study.points, study.policies, study.step, study.tie = points, policies, step, tie
         for name, tensor in tensors.items():

@@ -6,9 +6,9 @@ import math
 
 START, LEAST, MOST = 8.0, 2.0, 1000.0
 QUICKEST = 0.06
-"""By how much the tie changes in a step at most, in units of its logarithm."""
+"""By how much the tie changes at a time at most, in units of its logarithm."""
 MEMORY = 0.9
-"""How much of what was seen before is remembered after a step."""
+"""How much of what was seen before is remembered each time."""
 FINEST = 0.002
 """A growth of the loss that is still told from none."""
 

@@ -15,6 +15,8 @@ MEASURES = {
     "sink_long": "γ at the longest length: what is added to the first key's logit",
     "above": "ln β for each nat of entropy above the band",
     "below": "ln β for each nat of entropy below the band",
+    "sink_above": "γ for each nat of entropy above the band",
+    "sink_below": "γ for each nat of entropy below the band",
 }
 
 
@@ -41,8 +43,10 @@ def _map(heads: Sequence[Row], field: str) -> alt.Chart:
         alt.Tooltip("long:Q", title="ln β at the longest", format="+.3f"),
         alt.Tooltip("sink_short:Q", title="γ up to the reference length", format="+.3f"),
         alt.Tooltip("sink_long:Q", title="γ at the longest", format="+.3f"),
-        alt.Tooltip("below:Q", title="a nat below the band", format="+.3f"),
-        alt.Tooltip("above:Q", title="a nat above the band", format="+.3f"),
+        alt.Tooltip("below:Q", title="ln β a nat below the band", format="+.3f"),
+        alt.Tooltip("above:Q", title="ln β a nat above the band", format="+.3f"),
+        alt.Tooltip("sink_below:Q", title="γ a nat below the band", format="+.3f"),
+        alt.Tooltip("sink_above:Q", title="γ a nat above the band", format="+.3f"),
     ]
     count = len({row["head"] for row in heads})
     drawn: alt.Chart = (

@@ -2,7 +2,8 @@
 
 Each implementation is a module with two functions: `refusal` tells why it cannot take a call,
 or None, and `attend` takes it. The first that can, does: `hopper` and `triton` are kernels of our
-own, `sdpa` is PyTorch's on β·q, and `chunked` takes everything.
+own, `products` trains in bfloat16 on CPUs, `sdpa` is PyTorch's on β·q, and `chunked` takes
+everything.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from sharpmax.torch.tempered import chunked, hopper, sdpa, triton
+from sharpmax.torch.tempered import chunked, hopper, products, sdpa, triton
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ class Implementation(Protocol):
         """Return softmax(β·logits)·value."""
 
 
-FASTEST_FIRST: tuple[Implementation, ...] = (hopper, sdpa, triton, chunked)
+FASTEST_FIRST: tuple[Implementation, ...] = (hopper, products, sdpa, triton, chunked)
 
 
 def attend(
