@@ -169,6 +169,12 @@ class Scores:
             return self.query * beta[..., None].to(self.query.dtype)
         return (self.query.float() * self.bounded(beta)[..., None]).to(torch.float16)
 
+    def tempered(self, beta: Tensor | float) -> tuple[Tensor, float]:
+        """Return queries and a scale with β in one of them: β·(q·k) = (β·q)·k."""
+        if isinstance(beta, int | float):
+            return self.query, self.scale * beta
+        return self.sharper_query(beta), self.scale
+
     def lengths(self) -> Tensor:
         """Return how many keys every query sees, in float32 or the query's float64."""
         dtype = torch.promote_types(self.query.dtype, torch.float32)

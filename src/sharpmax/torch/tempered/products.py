@@ -64,11 +64,7 @@ def multiplies_fast() -> bool:
 def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None) -> Tensor:
     """Attend with β and the scale multiplied into the queries."""
     del maximum
-    query, scale = scores.query, scores.scale
-    if isinstance(beta, int | float):
-        scale *= beta
-    else:
-        query = scores.sharper_query(beta)
+    query, scale = scores.tempered(beta)
     out: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
         query * scale, scores.key, value, scores.mask, scores.is_causal, scores.window
     )

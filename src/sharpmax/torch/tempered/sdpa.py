@@ -47,11 +47,7 @@ def refusal(
 def attend(scores: Scores, value: Tensor, beta: Tensor | float, maximum: Tensor | None) -> Tensor:
     """Attend with β multiplied into the queries."""
     del maximum
-    query, scale = scores.query, scores.scale
-    if isinstance(beta, int | float):
-        scale *= beta
-    else:
-        query = scores.sharper_query(beta)
+    query, scale = scores.tempered(beta)
     with _fastest_first(query.device):
         out: Tensor = scaled_dot_product_attention(
             query,
