@@ -63,6 +63,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, nargs="*", default=[64, 32, 16, 8])
     parser.add_argument("--start", type=Path, help="a policy to go on from")
     parser.add_argument("--entropy", action="store_true")
+    parser.add_argument(
+        "--whole", action="store_true", help="all tokens of an answer count together"
+    )
     parser.add_argument("--no-sink", action="store_true")
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--case", action="append", help="a policy to ask under; all if none")
@@ -90,6 +93,7 @@ def main() -> None:
         heads=tuple(asked.heads),
         entropy=asked.entropy,
         sink=not asked.no_sink,
+        whole=asked.whole,
     )
     examples = Examples(tokenizer, settings, texts)
     plan = comparison_plan(model, examples, 1, asked.book.read_text())

@@ -28,14 +28,14 @@ from sharpmax.hf.calibrate.curvature import step_lengths
 from sharpmax.hf.calibrate.entropies import Entropies, text_entropies
 from sharpmax.hf.calibrate.examples import ENDS
 from sharpmax.hf.calibrate.fit import Fitting
-from sharpmax.hf.calibrate.losses import Q, answer_logits, shortfall
+from sharpmax.hf.calibrate.losses import Q, answer_logits, answer_losses, shortfall
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import CHECKED
 from sharpmax.hf.calibrate.study import _Folder, _Study
 from sharpmax.hf.calibrate.tie import Tie
 from sharpmax.hf.evaluate import text_losses
 from sharpmax.hf.reader import Reader
-from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
+from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES, Prompt
 
 SETTINGS = Settings(
     length=320,
@@ -187,6 +187,16 @@ def test_numbers_that_text_hardly_feels_take_longer_steps():
     lengths = step_lengths({"offset": felt, "sink": 1e-6 * felt})  # by kind: γ is felt less than β
     expected = torch.tensor([2.0, 2**0.5, 1.0, 0.5**0.5, 0.5, 2.0])
     torch.testing.assert_close(lengths, {"offset": expected, "sink": expected})
+
+
+def test_an_answer_is_as_likely_as_all_its_tokens_together():
+    prompts = [Prompt([0], [2, 1, 0], 0.0, 2), Prompt([0], [1], 0.0, 2)]
+    logits = [torch.randn(3, 4), torch.randn(1, 4)]
+    likely = [row.softmax(-1) for row in logits]
+    expected = [likely[0][0, 2] * likely[0][1, 1] * likely[0][2, 0], likely[1][0, 1]]
+    torch.testing.assert_close(
+        answer_losses(logits, prompts, whole=True).neg().exp(), torch.stack(expected)
+    )
 
 
 def test_answers_out_of_reach_pull_least():

@@ -64,6 +64,10 @@ def calibrate(
         bool,
         typer.Option(help="Whether the first key's logit is shifted too, or β alone is fitted."),
     ] = True,
+    whole: Annotated[
+        bool,
+        typer.Option(help="Whether the tokens of an answer count together: for a later --start."),
+    ] = False,
     text: Annotated[
         list[str] | None,
         typer.Option(help="To keep the predictions on: prose, or a file; several may be given."),
@@ -140,6 +144,7 @@ def calibrate(
         "steps": steps,
         "entropy": entropy,
         "sink": sink,
+        "whole": whole,
         "own": None if own is None else _share("own", own),
         "templates": template,
         "prompts": prompts,

@@ -316,8 +316,8 @@ class Fitting:
         losses = []
         answers = answer_logits(self.reader, groups) if groups else []
         for logits, prompts in zip(answers, groups, strict=True):
-            mean = shortfall(answer_losses(logits, prompts)).mean()
-            losses.append(mean / self.settings.prompts)
+            short = shortfall(answer_losses(logits, prompts, self.settings.whole))
+            losses.append(short.mean() / self.settings.prompts)
         of_texts = torch.zeros(2, device=self.chosen.device)
         if original is not None:
             found = of_text(self.reader, self.reader.states(texts), original, texts)
@@ -329,10 +329,12 @@ class Fitting:
     def _checked(self) -> Check:
         at_once = CHECKED_AT_ONCE if self.model.device.type == "cuda" else 1
         right: list[bool] = []
-        answers: list[Tensor] = []
+        losses: list[Tensor] = []
+        short: list[Tensor] = []
         for groups in parts(self._prompts, at_once):
             for logits, prompts in zip(answer_logits(self.reader, groups), groups, strict=True):
-                answers.append(answer_losses(logits, prompts))
+                losses.append(answer_losses(logits, prompts))
+                short.append(shortfall(answer_losses(logits, prompts, self.settings.whole)))
                 right += are_right(logits, prompts)
         of_texts = []
         for text, original in zip(self._texts, self._original, strict=True):
@@ -340,11 +342,10 @@ class Fitting:
             found = of_text(self.reader, states, original.to(states), [text])
             of_texts.append(torch.stack(found).tolist())
         divergence, loss, original_loss = map(_mean, zip(*of_texts, strict=True))
-        losses = torch.cat(answers)
         return Check(
             retrieval=_mean(right),
-            answer_loss=float(losses.mean()),
-            shortfall=float(shortfall(losses).mean()),
+            answer_loss=float(torch.cat(losses).mean()),
+            shortfall=float(torch.cat(short).mean()),
             text_loss=loss,
             divergence=divergence,
             text_cost=loss / original_loss - 1,

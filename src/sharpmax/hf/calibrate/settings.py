@@ -41,6 +41,9 @@ class Settings:
         patience: Looks without an improvement after which a strength is done with.
         check_prompts: For each of the templates to look at, at the longest length and at half.
         check_texts: Windows of text to look at.
+        whole: Whether an answer counts by the probability of all its tokens together, which is
+            what being right is, and not by their mean. Long answers that are out of reach then pull
+            at nothing: it is for going on from a policy that finds many.
         max_text_loss: How much the loss on text may grow, as a share.
         seed: Of the prompts and texts.
         at_once: Sequences that go through the model together; None for all of a step on a GPU
@@ -72,6 +75,7 @@ class Settings:
     patience: int = 2
     check_prompts: int = 16
     check_texts: int = 8
+    whole: bool = False
     max_text_loss: float = 0.01
     seed: int = 0
     at_once: int | None = None

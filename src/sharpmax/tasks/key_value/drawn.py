@@ -32,6 +32,7 @@ class Frame(NamedTuple):
     answer: str
 
 
+# Few put the value before its key: there is hardly a temperature at which a model finds it.
 FRAMES = (
     Frame("The {noun} of {key} is {value}.", "The {noun} of {key} is"),
     Frame("{key}'s {noun} is {value}.", "{key}'s {noun} is"),
@@ -39,8 +40,6 @@ FRAMES = (
     Frame("For {key}, the {noun} is {value}.", "For {key}, the {noun} is"),
     Frame("{key} was given {value} as {noun}.", "As {noun}, {key} was given"),
     Frame("{value} is the {noun} of {key}.", "The {noun} of {key} is"),
-    Frame("{value} went to {key}.", "To {key} went"),
-    Frame("We noted {value} as the {noun} for {key}.", "As the {noun} for {key} we noted"),
     Frame("Somebody told me that {key} got {value}.", "Somebody told me that {key} got"),
     Frame("{key} and {value} belong together.", "Together belong {key} and"),
     Frame("If you look for {key}, take {value}.", "If you look for {key}, take"),
@@ -50,7 +49,6 @@ FRAMES = (
     Frame("{key} - {value}", "{key} -"),
     Frame("{key} ({noun} {value})", "{key} ({noun}"),
     Frame("{noun} of {key}: {value}", "{noun} of {key}:"),
-    Frame("{noun} {value}: {key}", "{key} has {noun}"),
     Frame("- {key}, {noun} {value}", "- {key}, {noun}"),
     Frame("* {value} for {key}", "* for {key}:"),
     Frame("[{key}] {noun}: {value};", "[{key}] {noun}:"),
@@ -91,9 +89,7 @@ KEYS: tuple[Kind, ...] = (
     PERSON,
     THING,
     BEAST,
-    number(4),
     number(5),
-    number(6),
     plate,
     pair(CITIES, ANIMALS, "-"),
     pair(COLOURS, CITIES),
