@@ -66,7 +66,7 @@ def calibrate(
     ] = True,
     whole: Annotated[
         bool,
-        typer.Option(help="Whether the tokens of an answer count together: for a later --start."),
+        typer.Option(help="Whether all tokens of an answer count together: to go on by --start."),
     ] = False,
     text: Annotated[
         list[str] | None,
