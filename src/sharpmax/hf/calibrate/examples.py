@@ -125,11 +125,14 @@ class Examples:
                 self._prompts(TEMPLATES[name], settings.shortest, Random(0), 1)
 
     def batch(self, step: int) -> Batch:
-        """Return the sequences of a step, all of about one length."""
+        """Return the sequences of a step, all of about one length.
+
+        That is in turn half the longest, the longest, which both are looked at, and any.
+        """
         settings = self.settings
         random = self._random("step", step)
         exponent = random.uniform(math.log(settings.shortest), math.log(settings.length))
-        length = settings.length if step % 2 else round(math.exp(exponent))
+        length = (*self._lengths, round(math.exp(exponent)))[step % (len(self._lengths) + 1)]
         own = [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]
         drawn = random.choices(own, k=round(settings.own * settings.prompts)) if own else []
         prompts = [[question] for question in drawn]
@@ -150,7 +153,6 @@ class Examples:
         alone = [[question] for question in own]
         if self._only_own:
             return alone
-        lengths = sorted({max(settings.shortest, settings.length // 2), settings.length})
         together = min(settings.asked, CHECKED_TOGETHER)
         return [
             self._prompts(
@@ -159,7 +161,7 @@ class Examples:
                 self._random("check", length, name, number),
                 min(together, settings.check_prompts - number),
             )
-            for length in lengths
+            for length in self._lengths
             for name in settings.checked
             for number in range(0, settings.check_prompts, together)
         ] + alone
@@ -189,6 +191,12 @@ class Examples:
         last = len(tokens) - length
         begins = [round(last * i / max(1, count - 1)) for i in range(count)]
         return [[*self._start, *tokens[begin + 1 : begin + length]] for begin in begins]
+
+    @property
+    def _lengths(self) -> list[int]:
+        """Half the longest length, and the longest: what steps come back to, and are looked at."""
+        settings = self.settings
+        return sorted({max(settings.shortest, settings.length // 2), settings.length})
 
     def _any_prompts(self, length: int, random: Random) -> list[Prompt]:
         """Return prompts of a drawn template, if there is room for it, or of a named one."""

@@ -1,0 +1,45 @@
+"""What answers and texts cost."""
+
+import torch
+from tiny_models import tiny
+
+from sharpmax import LogLinear
+from sharpmax.hf import sharpen
+from sharpmax.hf.calibrate.losses import Q, answer_logits, answer_losses, shortfall
+from sharpmax.hf.reader import Reader
+from sharpmax.tasks.key_value import Prompt
+
+
+def test_an_answer_is_as_likely_as_all_its_tokens_together():
+    prompts = [Prompt([0], [2, 1, 0], 0.0, 2), Prompt([0], [1], 0.0, 2)]
+    logits = [torch.randn(3, 4), torch.randn(1, 4)]
+    likely = [row.softmax(-1) for row in logits]
+    expected = [likely[0][0, 2] * likely[0][1, 1] * likely[0][2, 0], likely[1][0, 1]]
+    torch.testing.assert_close(
+        answer_losses(logits, prompts, whole=True).neg().exp(), torch.stack(expected)
+    )
+
+
+def test_answers_out_of_reach_pull_least():
+    losses = torch.tensor([0.0, 0.5, 4.0, 40.0], requires_grad=True)
+    pulls = torch.autograd.grad(shortfall(losses).sum(), losses)[0]
+    torch.testing.assert_close(pulls, torch.exp(-Q * losses.detach()))
+    short = shortfall(losses).tolist()
+    assert short[0] == 0
+    assert short == sorted(short)
+    assert short[-1] <= 1 / Q
+
+
+def test_questions_read_together_are_answered_as_each_by_itself(examples):
+    model = tiny("llama", max_position_embeddings=512).double()
+    reader, groups = Reader(model), examples.batch(1).prompts
+    assert reader.can_branch
+    with torch.no_grad(), sharpen(model, LogLinear(32, 0.3, 0.2)):
+        together = answer_logits(reader, groups)
+        for prompts, found in zip(groups, together, strict=True):
+            for prompt, logits in zip(prompts, found, strict=True):
+                (alone,) = answer_logits(reader, [[prompt]])[0]
+                torch.testing.assert_close(logits, alone)
+                whole = model(torch.tensor([[*prompt.tokens, *prompt.answer]])).logits[0]
+                wanted = whole[len(prompt.tokens) - 1 : -1]
+                torch.testing.assert_close(logits, wanted.to(logits), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,149 @@
+"""A whole calibration: its stages, what it keeps, and that a stopped run goes on as it was."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_fit import SETTINGS, TEXT, fitting_of
+from tiny_models import letters, tiny
+
+from sharpmax import LogLinear, PerHead, Policy
+from sharpmax.hf import sharpen
+from sharpmax.hf.calibrate import Check, Examples, Point, calibrate, total_steps
+from sharpmax.hf.calibrate.fit import Fitting
+from sharpmax.hf.calibrate.processes import Processes
+from sharpmax.hf.calibrate.study import _Folder, _Study
+
+
+def test_a_fit_begins_slowly_and_ends_slowly(model, monkeypatch):
+    rates: list[float] = []
+
+    def step(*arguments):
+        rates.append(arguments[-1])
+        return 0.0
+
+    monkeypatch.setattr(Fitting, "step", step)
+    settings = dataclasses.replace(SETTINGS, steps=20, costs=(1.0,), heads=(), check_every=100)
+    calibrate(model, letters(), settings, text=TEXT)
+    assert rates[:2] == pytest.approx([0.1, 0.2], rel=0.01)
+    assert max(rates) == rates[9]
+    assert rates[-1] < 0.1
+
+
+def test_a_calibration_goes_on_from_a_policy_and_tells_so(model, tmp_path):
+    settings = dataclasses.replace(SETTINGS, costs=(4.0,), heads=(), learning_rate=1e-9)
+    numbers = {"offset": [[0.1] * 4, [0.2] * 4], "sink": [[0.0] * 4, [1.5] * 4]}
+    start = PerHead(LogLinear(SETTINGS.reference_length), numbers)
+
+    def again(start=start):
+        return calibrate(model, letters(), settings, text=TEXT, start=start, folder=tmp_path)
+
+    with pytest.raises(TypeError, match="policy"):
+        again("sharpmax.json")
+    found = again()
+    by_head = found.policies["cost 400%"].by_head
+    assert {name: by_head[name] for name in numbers} == start.by_head
+    assert found.plain.text_cost == 0
+    assert "start" in json.loads((tmp_path / "cost-400.json").read_text())["about"]
+    assert again().points == found.points
+    with pytest.raises(ValueError, match="other settings"):
+        again(None)
+
+
+@pytest.mark.parametrize("until", [5, 8])  # among the costs, and among the heads
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(model, tmp_path, until):
+    whole = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "a")
+    steps = 0
+
+    def stop(_: str, done: int) -> None:
+        nonlocal steps
+        steps += done
+        if steps > until:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "b", tell=stop)
+    assert model.config._attn_implementation == "eager"
+    told: list[int] = []
+    again = calibrate(
+        model,
+        letters(),
+        SETTINGS,
+        text=TEXT,
+        folder=tmp_path / "b",
+        tell=lambda _, done: told.append(done),
+    )
+    assert again.points == whole.points
+    assert again.policies == whole.policies
+    assert sum(told) == total_steps(SETTINGS)
+    finished = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "a")
+    assert finished.points == whole.points
+
+
+def test_the_folder_holds_policies_that_tell_where_they_come_from(model, tmp_path):
+    found = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
+    assert [point.name for point in found.points] == [
+        "cost 400%",
+        "cost 200%",
+        "3 heads",
+        "1 heads",
+    ]
+    assert [point.heads for point in found.points][-2:] == [3, 1]
+    for point in found.points:
+        path = tmp_path / f"{point.name.replace(' ', '-').rstrip('%')}.json"
+        policy = Policy.load(path)
+        assert policy == found.policies[point.name]
+        assert isinstance(policy, PerHead)
+        assert isinstance(policy.base, LogLinear)
+        about = json.loads(path.read_text())["about"]
+        assert about["model"] == "tiny"
+        assert about["settings"]["seed"] == 0
+        assert about["figures"]["point"]["retrieval"] == point.retrieval
+    with sharpen(model, Policy.load(path)):
+        pass
+    with pytest.raises(ValueError, match="heads"):
+        sharpen(tiny("llama", num_hidden_layers=1), Policy.load(path))
+    with pytest.raises(ValueError, match="other settings, of another model"):
+        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="other")
+    with torch.no_grad():
+        model.lm_head.weight += 1e-3
+    with pytest.raises(ValueError, match="other settings, of another model"):
+        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
+    with torch.no_grad():
+        model.lm_head.weight -= 1e-3
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(ValueError, match="remove the folder to begin anew"):
+        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
+
+
+def test_the_best_within_the_cost_is_kept_and_nothing_that_is_no_better(model, examples):
+    settings = dataclasses.replace(SETTINGS, max_text_loss=0.01)
+    fitting = fitting_of(model, examples, settings)
+    nowhere = _Folder(None, model, "", examples, Processes())
+    study = _Study(fitting, settings, nowhere, lambda *_: None, {})
+    study.plain = Check(
+        retrieval=0.2,
+        answer_loss=1.0,
+        shortfall=0.8,
+        text_loss=2.0,
+        divergence=0.0,
+        text_cost=0.0,
+    )
+
+    def point(name: str, retrieval: float, text_cost: float) -> Point:
+        return Point(name, 1.0, 1, 1, retrieval, 1.0, 0.8, 2.0, 0.0, text_cost)
+
+    dear, good, fair = point("dear", 0.9, 0.02), point("good", 0.6, 0.01), point("fair", 0.5, 0.0)
+    assert study.best([dear, fair, good]) == good
+    assert study.best([dear]) is None
+    assert study.best([point("no better", 0.2, 0.0)]) is None
+
+
+def test_what_does_not_fit(model):
+    with pytest.raises(ValueError, match="text has 76 tokens, and 2,560 are the least"):
+        Examples(letters(), SETTINGS, TEXT[:76])
+    longer = dataclasses.replace(SETTINGS, length=600)
+    with pytest.raises(ValueError, match="context of 512 tokens, got 600"):
+        calibrate(model, letters(), longer, text=TEXT, folder=Path("unused"))
