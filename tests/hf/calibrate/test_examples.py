@@ -61,8 +61,8 @@ def test_several_texts_each_keep_an_eighth_to_look_at():
 
 
 def test_steps_have_half_the_length_the_whole_and_any_in_turn():
-    settings = dataclasses.replace(SETTINGS, length=640)
-    steps = [Examples(letters(), settings, TEXT).batch(step) for step in range(30)]
+    examples = Examples(letters(), dataclasses.replace(SETTINGS, length=640), TEXT)
+    steps = [examples.batch(step) for step in range(30)]
     lengths = [[len(text) for text in batch.texts] for batch in steps]
     assert all(of_step == [of_step[0]] * SETTINGS.texts for of_step in lengths)
     first = [of_step[0] for of_step in lengths]
