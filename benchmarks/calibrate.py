@@ -55,6 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=Settings.texts)
     parser.add_argument("--at-once", type=int)
     parser.add_argument("--cost", type=float, action="append", default=[])
+    parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     parser.add_argument("--seed", type=int, default=Settings.seed)
     parser.add_argument("--check-every", type=int, default=Settings.check_every)
     parser.add_argument("--check-prompts", type=int, default=Settings.check_prompts)
@@ -86,6 +87,7 @@ def main() -> None:
         texts=asked.texts,
         at_once=asked.at_once,
         costs=tuple(asked.cost),
+        learning_rate=asked.learning_rate,
         seed=asked.seed,
         check_every=asked.check_every,
         check_prompts=asked.check_prompts,

@@ -87,9 +87,14 @@ def calibrate(
         list[str] | None,
         typer.Option(help="Of the prompts that are not made up; several may be given."),
     ] = None,
-    prompts: Annotated[int | None, typer.Option(help="Texts of lines in a step; 6.")] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(help="Texts of lines in a step, more of shorter ones; 6."),
+    ] = None,
     asked: Annotated[int | None, typer.Option(help="Questions for each of these; 16.")] = None,
-    texts: Annotated[int | None, typer.Option(help="In a step; 4.")] = None,
+    texts: Annotated[
+        int | None, typer.Option(help="Windows of text in a step, likewise; 4.")
+    ] = None,
     check_prompts: Annotated[
         int | None, typer.Option(help="A template and length, to see when to stop; 16.")
     ] = None,

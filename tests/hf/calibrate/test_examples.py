@@ -64,8 +64,8 @@ def test_steps_have_half_the_length_the_whole_and_any_in_turn():
     examples = Examples(letters(), dataclasses.replace(SETTINGS, length=640), TEXT)
     steps = [examples.batch(step) for step in range(30)]
     lengths = [[len(text) for text in batch.texts] for batch in steps]
-    assert all(of_step == [of_step[0]] * SETTINGS.texts for of_step in lengths)
     first = [of_step[0] for of_step in lengths]
+    assert all({*of_step} == {of_step[0]} for of_step in lengths)
     assert {*first[::3]} == {320}
     assert {*first[1::3]} == {640}
     assert len({*first[2::3]}) > 5
@@ -73,3 +73,21 @@ def test_steps_have_half_the_length_the_whole_and_any_in_turn():
     for batch, length in zip(steps, first, strict=True):
         longest = [max(len(p.tokens) + len(p.answer) for p in prompts) for prompts in batch.prompts]
         assert all(length - 100 < found <= length for found in longest)
+
+
+def test_steps_read_more_of_shorter_texts():
+    settings = dataclasses.replace(SETTINGS, length=640)
+    examples = Examples(letters(), settings, TEXT)
+    for batch in map(examples.batch, range(30)):
+        times = settings.length // len(batch.texts[0])
+        assert len(batch.texts) == times * settings.texts
+        assert len(batch.prompts) == times * settings.prompts
+    assert len(examples.batch(0).prompts) == 2 * settings.prompts
+
+
+def test_steps_with_own_questions_read_as_many_at_every_length():
+    settings = dataclasses.replace(SETTINGS, length=640)
+    examples = Examples(letters(), settings, TEXT, [Question("Who?", "nobody")] * 4)
+    for batch in map(examples.batch, range(6)):
+        assert len(batch.texts) == settings.texts
+        assert len(batch.prompts) == settings.prompts

@@ -127,7 +127,9 @@ class Examples:
     def batch(self, step: int) -> Batch:
         """Return the sequences of a step, all of about one length.
 
-        That is in turn half the longest, the longest, which both are looked at, and any.
+        That is in turn half the longest, the longest, which both are looked at, and any. There are
+        more of shorter ones, so that steps of all lengths read about as many tokens; but not with
+        questions of the user's own, which are as long as they are.
         """
         settings = self.settings
         random = self._random("step", step)
@@ -135,11 +137,12 @@ class Examples:
         length = (*self._lengths, round(math.exp(exponent)))[step % (len(self._lengths) + 1)]
         own = [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]
         drawn = random.choices(own, k=round(settings.own * settings.prompts)) if own else []
+        times = 1 if drawn else settings.length // length
         prompts = [[question] for question in drawn]
-        while len(prompts) < settings.prompts:
+        while len(prompts) < times * settings.prompts:
             prompts.append(self._any_prompts(length, random))
         texts = []
-        for _ in range(settings.texts):
+        for _ in range(times * settings.texts):
             begin = random.randrange(len(self._fitted) - length + 1)
             texts.append([*self._start, *self._fitted[begin + 1 : begin + length]])
         return Batch(prompts, texts)

@@ -227,7 +227,7 @@ class Fitting:
                 with torch.no_grad():
                     original = self.reader.states(texts) if texts else None
                 with sharpen(self.model, PerHead(self._base_in_fit(), self._masked())):
-                    loss, losses_of_texts = self._loss(prompts, texts, original, tie)
+                    loss, losses_of_texts = self._loss(batch, prompts, texts, original, tie)
                     loss.backward()  # type: ignore[no-untyped-call]
                 of_texts += losses_of_texts
         for value in self.numbers.values():
@@ -307,6 +307,7 @@ class Fitting:
 
     def _loss(
         self,
+        batch: Batch,
         groups: list[list[Prompt]],
         texts: list[list[int]],
         original: Tensor | None,
@@ -317,11 +318,11 @@ class Fitting:
         answers = answer_logits(self.reader, groups) if groups else []
         for logits, prompts in zip(answers, groups, strict=True):
             short = shortfall(answer_losses(logits, prompts, self.settings.whole))
-            losses.append(short.mean() / self.settings.prompts)
+            losses.append(short.mean() / len(batch.prompts))
         of_texts = torch.zeros(2, device=self.chosen.device)
         if original is not None:
             found = of_text(self.reader, self.reader.states(texts), original, texts)
-            share = len(texts) / self.settings.texts
+            share = len(texts) / len(batch.texts)
             losses.append(tie * share * found.price())
             of_texts = share * torch.stack([found.loss, found.original_loss]).detach()
         return torch.stack(losses).sum(), of_texts

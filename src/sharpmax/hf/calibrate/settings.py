@@ -31,10 +31,10 @@ class Settings:
             it leaves the band that a head has on text. Attention then reads its keys twice.
         band: The share of the rows of text that this band holds.
         most: The largest β, and the largest 1/β.
-        prompts: Texts of lines in a step.
+        prompts: Texts of lines in a step at the full length, and as many more of shorter ones.
         asked: Questions for each of them, read together: they cost little, and one alone tells
             little of what to change. Of a model that cannot read them together, 1.
-        texts: In a step.
+        texts: In a step at the full length, and as many more of shorter ones.
         learning_rate: Of Adam, in units of ln β and γ, for a head of average effect on text.
         weighings: How often texts are read at first to learn which heads they feel most.
         check_every: Steps between two looks at prompts and text that are not fitted to.

@@ -56,6 +56,11 @@ FRAMES = (
     Frame('<{noun} name="{key}">{value}</{noun}>', 'The {noun} named "{key}" has "'),
     Frame("set {key} {value}", "set {key}"),
     Frame("{key} | {noun} | {value}", "{key} | {noun} |"),
+    Frame("{key} ~ {value}", "{key} ~"),
+    Frame("{key} / {value}", "{key} /"),
+    Frame("({key}, {value})", "({key},"),
+    Frame("{key} means {value}.", "{key} means"),
+    Frame("{key}, also known as {value}", "{key}, also known as"),
 )
 
 QUESTIONS = (
@@ -69,6 +74,8 @@ QUESTIONS = (
     "Do you remember {key}?",
     "I need to know what was said about {key}.",
     "According to the text above:",
+    "What is {key} here?",
+    "What stands beside {key}?",
     "",
 )
 
@@ -115,6 +122,9 @@ VALUES: tuple[Kind, ...] = (
     pair(COLOURS, THINGS, "."),
     pair(CITIES, NAMES, ""),
     pair(ANIMALS, THINGS, "_"),
+    pair(NAMES, THINGS, ""),
+    pair(FAMILIES, ANIMALS, ""),
+    pair(THINGS, FAMILIES, ""),
 )
 
 
