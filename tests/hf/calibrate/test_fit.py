@@ -15,7 +15,7 @@ from sharpmax.hf.evaluate import text_losses
 
 def loss_of_answers(fitting, batch) -> float:
     with torch.no_grad(), sharpen(fitting.model, fitting.policy()):
-        return float(fitting._loss(batch.prompts, [], None, 0.0)[0])
+        return float(fitting._loss(batch, batch.prompts, [], None, 0.0)[0])
 
 
 def test_steps_lower_the_loss_of_what_is_fitted_to_and_leave_the_weights_alone(model, examples):
@@ -64,7 +64,7 @@ def test_gradients_are_those_of_differences(examples, entropy, sink):
 
     def loss() -> torch.Tensor:
         with sharpen(model, PerHead(fitting._base_in_fit(), fitting._masked())):
-            return fitting._loss(batch.prompts, batch.texts, original, 2.0)[0]
+            return fitting._loss(batch, batch.prompts, batch.texts, original, 2.0)[0]
 
     gradients = torch.autograd.grad(loss(), list(fitting.numbers.values()))
     for (name, value), gradient in zip(fitting.numbers.items(), gradients, strict=True):
