@@ -45,7 +45,7 @@ TOLD_EVERY = 20
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--name", default="by-length-and-sink")
+    parser.add_argument("--name", default="smollm2-135m")
     parser.add_argument("--text", action="append", default=[])
     parser.add_argument("--book", type=Path, required=True)
     parser.add_argument("--length", type=int, default=2048)
@@ -63,10 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16" if CUDA else "float32")
     parser.add_argument("--heads", type=int, nargs="*", default=[64, 32, 16, 8])
     parser.add_argument("--start", type=Path, help="a policy to go on from")
-    parser.add_argument("--entropy", action="store_true")
-    parser.add_argument(
-        "--whole", action="store_true", help="all tokens of an answer count together"
-    )
+    parser.add_argument("--no-entropy", action="store_true")
     parser.add_argument("--no-sink", action="store_true")
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--case", action="append", help="a policy to ask under; all if none")
@@ -93,9 +90,8 @@ def main() -> None:
         check_prompts=asked.check_prompts,
         check_texts=asked.check_texts,
         heads=tuple(asked.heads),
-        entropy=asked.entropy,
+        entropy=not asked.no_entropy,
         sink=not asked.no_sink,
-        whole=asked.whole,
     )
     examples = Examples(tokenizer, settings, texts)
     plan = comparison_plan(model, examples, 1, asked.book.read_text())

@@ -141,18 +141,31 @@ def test_log_linear_out_of_a_band():
     rows = RowStatistics(entropy, entropy, entropy + 0.5 * 2, length)
     np.testing.assert_allclose(np.log(policy(rows)), [-0.5, 0, 0, 0, 1.0], atol=1e-12)
     assert policy.reads == {"length", "entropy"}
-    assert not policy.shifts_sink
+    assert not policy.sets_sink_apart
 
 
-def test_a_sink_shifted_out_of_a_band():
-    band = {"low": 1.0, "high": 3.0}
+def test_a_sink_apart():
+    band = {"low": 1.0, "high": 3.0, "sink_apart": True}
     policy = LogLinear(8, sink=0.1, sink_by_length=2.0, sink_below=0.5, sink_above=-1.0, **band)
     entropy, length = np.array([0.0, 2.0, 4.0, 99.0]), np.full(4, 8 * np.e)
     rows = RowStatistics(entropy, entropy, entropy, length)
-    np.testing.assert_allclose(policy.sink_shift(rows), [2.6, 2.1, 1.1, -8.0])
+    np.testing.assert_allclose(policy.sink_log_odds(rows, 3.0), [5.6, 5.1, 4.1, -5.0])
     np.testing.assert_allclose(policy(rows), 1.0)
-    assert LogLinear(8, sink_above=1.0, **band).shifts_sink
-    assert not LogLinear(8, sink_above=1.0).shifts_sink
+    powerful = LogLinear(8, sink_power=0.5, **band)
+    np.testing.assert_allclose(powerful.sink_log_odds(rows, entropy), np.exp(0.5) * entropy)
+    most = LogLinear(8, sink_power=9.0, **band)
+    np.testing.assert_allclose(most.sink_log_odds(rows, entropy), 8 * entropy)
+
+
+def test_a_sink_stands_apart_only_where_anything_is_done():
+    assert not LogLinear(8, sink_apart=True).sets_sink_apart
+    assert not LogLinear(8, 0.5).sets_sink_apart
+    for name in ("offset", "by_length", "above", "sink", "sink_below", "sink_power"):
+        assert LogLinear(8, sink_apart=True, **{name: 0.1}).sets_sink_apart
+    with pytest.raises(ValueError, match="sink_power are for sink_apart=True"):
+        LogLinear(8, sink=1.0)
+    with pytest.raises(TypeError, match="sink_apart must be True or False, got 1"):
+        LogLinear(8, sink_apart=1)
 
 
 @given(

@@ -54,7 +54,7 @@ class PerHead(Policy):
         if all(isinstance(array, tuple) for array in self._arrays()):
             for head in itertools.product(*map(range, self.shape)):
                 self._base_with(functools.partial(functools.reduce, operator.getitem, head))
-        _ = self.shifts_sink  # which a compiler would find harder to tell
+        _ = self.sets_sink_apart  # which a compiler would find harder to tell
 
     def __hash__(self) -> int:
         return hash((self.base, tuple(sorted(self.by_head.items()))))
@@ -82,7 +82,7 @@ class PerHead(Policy):
         return PerHead(self.base, self._map(convert))
 
     @functools.cached_property
-    def shifts_sink(self) -> bool:
+    def sets_sink_apart(self) -> bool:
         """Whether the policy of any head may."""
 
         def of_head(head: tuple[int, ...], array: Any) -> Any:
@@ -90,15 +90,15 @@ class PerHead(Policy):
             return functools.reduce(operator.getitem, head, array) if is_plain else array
 
         heads = itertools.product(*map(range, self.shape))
-        return any(self._base_with(functools.partial(of_head, h)).shifts_sink for h in heads)
+        return any(self._base_with(functools.partial(of_head, h)).sets_sink_apart for h in heads)
 
     def __call__(self, rows: Rows) -> Array | float:
         """Return the β that every head's own policy chooses."""
         return self._of(rows)(rows)
 
-    def sink_shift(self, rows: Rows) -> Array | float:
-        """Return the γ that every head's own policy chooses."""
-        return self._of(rows).sink_shift(rows)
+    def sink_log_odds(self, rows: Rows, log_odds: Array) -> Array:
+        """Return what every head's own policy makes of the sink's odds."""
+        return self._of(rows).sink_log_odds(rows, log_odds)
 
     def _of(self, rows: Rows) -> Policy:
         """Return the base with settings that broadcast to the rows."""

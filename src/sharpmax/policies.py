@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sharpmax.arrays import Array, constant, is_array, is_numpy, namespace
 from sharpmax.policy import Policy
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Number = float | Array
 """A setting of a policy: a number, or inside `PerHead` an array that broadcasts to the rows."""
 
+SINK = ("sink", "sink_by_length", "sink_below", "sink_above", "sink_power")
+"""The settings of `LogLinear` that say what becomes of the sink."""
 NARROWEST = 1e-6
 """Nats between two knots of `Interpolated`: less has no slope in single precision."""
 
@@ -41,6 +43,19 @@ def _require_number(name: str, value: Number, above: float = -math.inf) -> Numbe
         limit = "" if above == -math.inf else f" above {above:g}"
         raise ValueError(f"{name} must be a finite number{limit}, got {value}")
     return value
+
+
+def _is_zero(value: Number) -> bool:
+    """Tell whether a setting is 0; an array may become anything."""
+    return isinstance(value, int | float) and value == 0
+
+
+def _exp_within(value: Number, most: Number, xp: Any) -> Number:
+    """Return exp(value), but at least 1/most and at most most."""
+    limit = math.log(most) if isinstance(most, int | float) else xp.log(most)
+    if isinstance(value, int | float) and isinstance(limit, float):
+        return math.exp(max(-limit, min(limit, value)))
+    return xp.exp(xp.clip(value, -limit, limit))
 
 
 def _require_base(base: object) -> None:
@@ -156,12 +171,18 @@ class LogLinear(Policy):
     ln β = offset + by_length·max(0, ln(n / reference_length))
            + below·max(0, low − E) + above·max(0, E − high),    E = H − drift·ln n,
 
-    kept within ±ln(most), and what is added to the logit of a row's first key after β,
+    kept within ±ln(most). With `sink_apart`, all this is of the keys but the first, the row's sink:
+    E and n are theirs, and β acts among them. The sink's odds against them, o in plain attention,
+    become
 
+    ln o′ = exp(sink_power)·ln o + γ,
     γ = sink + sink_by_length·max(0, ln(n / reference_length))
         + sink_below·max(0, low − E) + sink_above·max(0, E − high),
 
-    kept within ±most. The band from `low` to `high` is meant to hold the entropies that a head
+    γ kept within ±most and the power within 1/most and most. With these numbers at 0 the sink has
+    the weight that it has in plain attention, whatever β is.
+
+    The band from `low` to `high` is meant to hold the entropies that a head
     has on ordinary text, `drift` being how they grow with the length there: what happens in it
     every day stays as it is. Without a band, β reads the length alone and costs no statistics.
     `calibrate` fits this policy head by head.
@@ -176,20 +197,26 @@ class LogLinear(Policy):
     drift: Number = 0.0
     below: Number = 0.0
     above: Number = 0.0
+    sink_apart: bool = False
     sink: Number = 0.0
     sink_by_length: Number = 0.0
     sink_below: Number = 0.0
     sink_above: Number = 0.0
+    sink_power: Number = 0.0
 
     def __post_init__(self) -> None:
         _require_numbers(self, "reference_length", above=0)
         _require_numbers(self, "offset", "by_length", "drift", "below", "above")
-        _require_numbers(self, "sink", "sink_by_length", "sink_below", "sink_above")
+        _require_numbers(self, *SINK)
         _require_numbers(self, "most", above=1)
         if (self.low is None) != (self.high is None):
             raise ValueError("low and high make a band together: give both, or neither")
         if self.low is not None:
             _require_numbers(self, "low", "high")
+        if not isinstance(self.sink_apart, bool):
+            raise TypeError(f"sink_apart must be True or False, got {self.sink_apart!r}")
+        if not self.sink_apart and not all(_is_zero(getattr(self, name)) for name in SINK):
+            raise ValueError(f"{', '.join(SINK)} are for sink_apart=True, got False")
 
     @property
     def reads(self) -> frozenset[str]:
@@ -198,25 +225,22 @@ class LogLinear(Policy):
 
     def __call__(self, rows: Rows) -> Array:
         """Return β from the rows' length, and their entropy."""
-        xp = namespace(rows.length)
         log_beta = self._linear(rows, self.offset, self.by_length, self.below, self.above)
-        is_number = isinstance(self.most, int | float)
-        limit = math.log(self.most) if is_number else xp.log(self.most)
-        return xp.exp(xp.clip(log_beta, -limit, limit))
+        return _exp_within(log_beta, self.most, namespace(log_beta))
 
     @property
-    def shifts_sink(self) -> bool:
-        """Whether γ is anything but 0."""
-        numbers = [self.sink, self.sink_by_length]
-        if self.low is not None:
-            numbers += [self.sink_below, self.sink_above]
-        return any(not isinstance(x, int | float) or x != 0 for x in numbers)
+    def sets_sink_apart(self) -> bool:
+        """Whether the sink stands apart, and anything is done to any key."""
+        numbers = "offset", "by_length", "below", "above", *SINK
+        return self.sink_apart and not all(_is_zero(getattr(self, name)) for name in numbers)
 
-    def sink_shift(self, rows: Rows) -> Array:
-        """Return γ from the rows' length, and their entropy."""
+    def sink_log_odds(self, rows: Rows, log_odds: Array) -> Array:
+        """Return the logarithm of the sink's odds from what it is in plain attention."""
         slopes = self.sink_by_length, self.sink_below, self.sink_above
         shift = self._linear(rows, self.sink, *slopes)
-        return namespace(shift).clip(shift, -self.most, self.most)
+        xp = namespace(shift)
+        power = _exp_within(self.sink_power, self.most, xp)
+        return power * log_odds + xp.clip(shift, -self.most, self.most)
 
     def _linear(
         self, rows: Rows, offset: Number, by_length: Number, below: Number, above: Number
@@ -399,14 +423,13 @@ class Detached(Policy):
         return self if base is self.base else Detached(base)
 
     @property
-    def shifts_sink(self) -> bool:
+    def sets_sink_apart(self) -> bool:
         """Whether the base does."""
-        return self.base.shifts_sink
+        return self.base.sets_sink_apart
 
-    def sink_shift(self, rows: Rows) -> Array | float:
-        """Return the base's γ as a constant."""
-        shift = self.base.sink_shift(rows.detached())
-        return shift if isinstance(shift, int | float) else constant(shift)
+    def sink_log_odds(self, rows: Rows, log_odds: Array) -> Array:
+        """Return what the base makes of the sink's odds; the gradient is that of the odds."""
+        return self.base.sink_log_odds(rows.detached(), log_odds)
 
     def __call__(self, rows: Rows) -> Array | float:
         """Return the base's β as a constant."""
@@ -415,8 +438,8 @@ class Detached(Policy):
 
 
 @dataclass(frozen=True)
-class Unshifted(Policy):
-    """Another policy's β, and no shift of the sink."""
+class BetaAlone(Policy):
+    """Another policy's β, for all keys of a row: no sink stands apart."""
 
     base: Policy
 
@@ -431,7 +454,7 @@ class Unshifted(Policy):
     def layer(self, index: int) -> Policy:
         """Return the policy of one layer."""
         base = self.base.layer(index)
-        return self if base is self.base else Unshifted(base)
+        return self if base is self.base else BetaAlone(base)
 
     def __call__(self, rows: Rows) -> Array | float:
         """Return the base's β."""

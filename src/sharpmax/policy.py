@@ -90,14 +90,23 @@ class Policy(ABC):
         """Return β for every row: a number, or an array that broadcasts to one entry a row."""
 
     @property
-    def shifts_sink(self) -> bool:
-        """Whether it also changes the logit of a row's first key; most do not."""
+    def sets_sink_apart(self) -> bool:
+        """Whether a row's first key, its sink, stands apart; most policies do not do that.
+
+        The rows that such a policy looks at are those of the other keys, and β acts among these.
+        What share the sink has beside them is told by `sink_log_odds`.
+        """
         return False
 
-    def sink_shift(self, rows: Rows) -> Array | float:
-        """Return γ, which is added to the logit of every row's first key after β."""
+    def sink_log_odds(self, rows: Rows, log_odds: Array) -> Array:
+        """Return the logarithm of the sink's odds against all other keys together.
+
+        Args:
+            rows: The other keys.
+            log_odds: What it is in plain attention: the sink's logit less the others' log-sum-exp.
+        """
         del rows
-        return 0.0
+        return log_odds
 
     def layer(self, index: int) -> Policy:
         """Return the policy of one layer of a model; most are the same in all."""

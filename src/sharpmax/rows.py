@@ -117,17 +117,13 @@ class LogitRows:
         """Return the same rows as constants, which no gradient flows through."""
         return replace(self, logits=constant(self.logits))
 
-    def first_shifted(self, by: Array | float) -> LogitRows:
-        """Return rows with a number, or one for each, added to their first visible logit."""
+    def apart(self) -> tuple[LogitRows, LogitRows]:
+        """Return the rows without their first visible logit, and with that one alone."""
         xp = namespace(self.logits)
         seen = self.logits > xp.finfo(self.logits.dtype).min
         seen = seen if self.where is None else seen & self.where
-        logits = xp.astype(self.logits, computing_dtype(self.logits), copy=False)
-        if not isinstance(by, int | float):
-            by = xp.reshape(xp.broadcast_to(by, self.shape), (*logits.shape[:-1], 1))
-        counted = xp.cumulative_sum(xp.astype(seen, xp.int32), axis=-1)
-        logits = xp.where(seen & (counted == 1), logits + by, logits)
-        return replace(self, logits=xp.where(seen, logits, -math.inf), where=None)
+        first = seen & (xp.cumulative_sum(xp.astype(seen, xp.int32), axis=-1) == 1)
+        return replace(self, where=seen & ~first), replace(self, where=first)
 
     def softmax(self, beta: Array | float) -> Array:
         """Return softmax(β·s) in the caller's shape and dtype; zeros where nothing is visible."""

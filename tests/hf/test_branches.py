@@ -26,7 +26,7 @@ def require_alike(reader, policy):
 @pytest.mark.parametrize("kind", [name for name in DECODERS if name != "gpt_oss"])
 @pytest.mark.parametrize(
     "policy",
-    [PAPER, LogLength(8, 0.3), LogLinear(8, 0.2, sink=-0.5, sink_by_length=0.6)],
+    [PAPER, LogLength(8, 0.3), LogLinear(8, 0.2, sink_apart=True, sink=-0.5, sink_by_length=0.6)],
     ids=["paper", "length", "sink"],
 )
 def test_branches_are_read_as_if_alone(kind, policy):

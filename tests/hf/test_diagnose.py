@@ -29,7 +29,7 @@ class Letters:
 TEXT = "".join(chr(33 + i * i % 77) for i in range(200))
 
 
-SHIFTING = LogLinear(8, 0.2, 0.1, sink=-1.0, sink_by_length=0.8)
+APART = LogLinear(8, 0.2, 0.1, sink_apart=True, sink=-1.0, sink_by_length=0.8)
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def by_weights(model, policy) -> dict[tuple[int, int, int], dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("policy", [Fixed(1.0), PAPER, EntropyCap(1.0), SHIFTING], ids=repr)
+@pytest.mark.parametrize("policy", [Fixed(1.0), PAPER, EntropyCap(1.0), APART], ids=repr)
 @pytest.mark.parametrize("name", [name for name in DECODERS if name != "gpt_oss"])
 def test_measures_are_those_of_the_weights(name, policy):
     model = tiny(name)
@@ -76,7 +76,7 @@ def test_a_learned_sink_counts_as_the_first_token():
     assert all(0 < head.first < 1 and head.largest <= 1 for head in heads)
 
 
-@pytest.mark.parametrize("policy", [HELD, SHIFTING, LogLinear(8, sink=6.0)], ids=repr)
+@pytest.mark.parametrize("policy", [HELD, APART, LogLinear(8, sink_apart=True, sink=6.0)], ids=repr)
 def test_the_bound_is_above_the_largest_weight(policy):
     for head in diagnose(tiny("llama"), Letters(), LENGTHS, TEXT, policy=policy).heads:
         assert head.largest <= head.bound <= 1

@@ -65,7 +65,7 @@ def padded(kind: str) -> Tensor | None:
     return None if kind == "none" else mask
 
 
-SHIFTING = LogLinear(8, 0.3, 0.2, sink=-1.0, sink_by_length=0.8)
+APART = LogLinear(8, 0.3, 0.2, sink_apart=True, sink=-1.0, sink_by_length=0.8)
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ def test_the_papers_policy_writes_what_the_formula_writes(decoder, cache):
         assert written(decoder, cache) == expected
 
 
-@pytest.mark.parametrize("policy", [PAPER, SHIFTING], ids=["paper", "shifting"])
+@pytest.mark.parametrize("policy", [PAPER, APART], ids=["paper", "shifting"])
 @torch.no_grad()
 def test_a_prompt_may_come_in_parts(decoder, policy):
     with sharpen(decoder, policy):
@@ -139,12 +139,12 @@ def test_a_prompt_may_come_in_parts(decoder, policy):
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @torch.no_grad()
-def test_a_shifted_sink_is_the_same_however_a_text_is_read(decoder, cache):
+def test_a_sink_apart_is_the_same_however_a_text_is_read(decoder, cache):
     caches = {
         "dynamic": lambda model: DynamicCache(config=model.config),
         "static": lambda model: StaticCache(config=model.config, max_cache_len=64),
     }
-    with sharpen(decoder, SHIFTING):
+    with sharpen(decoder, APART):
         new = torch.tensor(written(decoder, cache))
         text = torch.cat((tokens(), new), dim=1)
         mask = torch.cat((padded("left"), torch.ones_like(new)), dim=1)
@@ -171,7 +171,7 @@ def test_a_shifted_sink_is_the_same_however_a_text_is_read(decoder, cache):
     torch.testing.assert_close(weighed[seen], again[seen], **TOLERANCE)
 
 
-@pytest.mark.parametrize("policy", [HELD, EntropyCap(1.0), LogLength(8, 0.3), SHIFTING], ids=repr)
+@pytest.mark.parametrize("policy", [HELD, EntropyCap(1.0), LogLength(8, 0.3), APART], ids=repr)
 def test_padding_does_not_change_what_a_row_sees(llama, policy):
     with sharpen(llama, policy):
         alone = llama(tokens()[1:, 9:])[0]
@@ -196,21 +196,20 @@ def test_a_policy_by_layer_and_head_reaches_that_head_alone(llama):
 
 
 @torch.no_grad()
-def test_layers_whose_sink_stays_pay_nothing_for_those_where_it_is_shifted(llama, monkeypatch):
+def test_layers_without_numbers_pay_nothing_for_those_whose_sink_stands_apart(llama, monkeypatch):
     module = sys.modules["sharpmax.torch.attention"]
-    shifts = []
-    shifted = module.attend_shifting
+    taken = []
+    of = module.SinkApart.of
 
-    def counted(*arguments):
-        shifts.append(arguments[3])
-        return shifted(*arguments)
+    def counted(scores, value):
+        taken.append(scores)
+        return of(scores, value)
 
-    monkeypatch.setattr(module, "attend_shifting", counted)
+    monkeypatch.setattr(module.SinkApart, "of", counted)
     sinks = [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]]
-    with sharpen(llama, PerHead(LogLinear(8, offset=0.1), {"sink": sinks})):
+    with sharpen(llama, PerHead(LogLinear(8, sink_apart=True), {"sink": sinks})):
         llama(tokens())
-    assert len(shifts) == 1
-    assert shifts[0][0, :, -1].tolist() == sinks[1]
+    assert len(taken) == 1
 
 
 @torch.no_grad()

@@ -150,10 +150,10 @@ def test_what_must_be_known_when_a_call_is_traced(name):
         jax.eval_shape(lambda given: attention(Q, KEY, V, **{name: given}), 1)
 
 
-def test_a_policy_that_shifts_the_sink_is_for_the_softmax_alone():
-    policy = LogLinear(4, 0.2, sink=-1.0)
+def test_a_policy_that_sets_the_sink_apart_is_for_the_softmax_alone():
+    policy = LogLinear(4, 0.2, sink_apart=True, sink=-1.0)
     for refused in (lambda: attention(Q, KEY, V, policy=policy), lambda: attention_fn(policy)):
-        with pytest.raises(NotImplementedError, match="cannot shift a row's sink"):
+        with pytest.raises(NotImplementedError, match="cannot set a row's sink apart"):
             refused()
     weights = jax.jit(lambda x: sharpmax.softmax(x, policy))(KEY)
     np.testing.assert_allclose(weights, sharpmax.softmax(np.asarray(KEY), policy), atol=1e-6)

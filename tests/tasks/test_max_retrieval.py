@@ -59,10 +59,10 @@ def trained(until: int = 300, device: torch.device = CPU, **changes) -> Training
     return training
 
 
-def test_a_policy_that_shifts_the_sink_is_refused(tmp_path):
-    LogLinear(16, sink=1.0).save(tmp_path / "shifting.json")
+def test_a_policy_that_sets_the_sink_apart_is_refused(tmp_path):
+    LogLinear(16, sink_apart=True, sink=1.0).save(tmp_path / "apart.json")
     with pytest.raises(ValueError, match="a set of items has no first"):
-        policy_named(str(tmp_path / "shifting.json"), SMALL)
+        policy_named(str(tmp_path / "apart.json"), SMALL)
 
 
 def test_the_target_is_the_class_of_the_highest_priority():

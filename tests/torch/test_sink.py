@@ -1,4 +1,4 @@
-"""A shifted sink: γ on one logit, whatever the kernel, the mask or the layout."""
+"""A sink that stands apart: its odds, and β among all other keys, whatever the kernel or mask."""
 
 import numpy as np
 import pytest
@@ -11,23 +11,31 @@ from sharpmax import Detached, LogLinear, PerHead, Policy
 from sharpmax.torch import attention, row_statistics
 
 LENGTH = 24
-POLICY = LogLinear(8, 0.2, 0.3, sink=-0.7, sink_by_length=1.1)
-BY_HEAD = PerHead(LogLinear(8), {"offset": [0.2, -0.1, 0.0, 0.3], "sink": [1.0, -1.0, 0.0, 0.4]})
-BY_ENTROPY = LogLinear(8, 0.1, low=1.0, high=2.0, above=0.3, sink=0.5, sink_above=-0.4)
+POLICY = LogLinear(8, 0.2, 0.3, sink_apart=True, sink=-0.7, sink_by_length=1.1, sink_power=0.3)
+APART = LogLinear(8, sink_apart=True)
+BY_HEAD = PerHead(APART, {"offset": [0.2, -0.1, 0.0, 0.3], "sink": [1.0, -1.0, 0.0, 0.4]})
+BAND = {"low": 1.0, "high": 2.0, "sink_apart": True}
+BY_ENTROPY = LogLinear(8, 0.1, above=0.3, sink=0.5, sink_above=-0.4, **BAND)
+POLICIES = pytest.mark.parametrize(
+    "policy", [POLICY, BY_HEAD, BY_ENTROPY], ids=["all", "heads", "entropy"]
+)
 
 
-def defined(query, key, value, policy, visible, place):
-    """Return softmax(β·s + γ·[sink])·value by the definition."""
+def defined(query, key, value, policy, visible, place, softcap=None):
+    """Return attention by the definition, from all logits at once."""
     group = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
     logits = query @ key.mT * query.shape[-1] ** -0.5
-    rows = sharpmax.RowStatistics.from_logits(logits, where=visible.expand(logits.shape))
-    shift = torch.zeros_like(logits)
-    place = place.expand(logits.shape[:-1])[..., None]
-    gamma = torch.as_tensor(policy.sink_shift(rows)).to(logits).expand(logits.shape[:-1])[..., None]
-    shift.scatter_(-1, place, gamma)
-    shifted = policy(rows)[..., None] * logits + shift
-    return torch.nan_to_num(shifted.masked_fill(~visible, -torch.inf).softmax(-1)) @ value
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    is_sink = torch.arange(key.shape[2]) == place.expand(logits.shape[:-1])[..., None]
+    others = visible.expand(logits.shape) & ~is_sink
+    rows = sharpmax.RowStatistics.from_logits(logits, where=others)
+    own = (logits * is_sink).sum(-1)
+    odds = policy.sink_log_odds(rows, (own - rows.lse).clamp(max=80))
+    share = (torch.sigmoid(odds) * (is_sink & visible).any(-1))[..., None]
+    sharper = (torch.as_tensor(policy(rows))[..., None] * logits).masked_fill(~others, -1e9)
+    weights = sharper.softmax(-1) * others.any(-1, keepdim=True)
+    return (share * is_sink + (1 - share) * weights) @ value
 
 
 def tensors(queries=LENGTH, seed=0):
@@ -44,7 +52,7 @@ def causal(queries, window=None):
     return (back >= 0) & (back < (window or LENGTH))
 
 
-@pytest.mark.parametrize("policy", [POLICY, BY_HEAD, BY_ENTROPY], ids=["all", "heads", "entropy"])
+@POLICIES
 @pytest.mark.parametrize("queries", [LENGTH, 5, 1])
 @pytest.mark.parametrize("window", [None, 7])
 def test_attention_is_as_defined_and_so_is_its_gradient(policy, queries, window):
@@ -74,7 +82,7 @@ def test_behind_padding_the_sink_is_the_first_key_that_is_none():
 def test_the_gradient_reaches_the_policy():
     query, key, value = tensors()
     sink = torch.tensor([0.3, -0.2, 0.1, 0.0], dtype=torch.float64, requires_grad=True)
-    policy = PerHead(LogLinear(8), {"sink": sink})
+    policy = PerHead(APART, {"sink": sink})
     (gradient,) = torch.autograd.grad(
         attention(query, key, value, policy=policy, is_causal=True).square().sum(), sink
     )
@@ -84,7 +92,7 @@ def test_the_gradient_reaches_the_policy():
                 query,
                 key,
                 value,
-                policy=PerHead(LogLinear(8), {"sink": sink + sign * 1e-5 * torch.eye(4)[1]}),
+                policy=PerHead(APART, {"sink": sink + sign * 1e-5 * torch.eye(4)[1]}),
                 is_causal=True,
             )
             .square()
@@ -103,31 +111,53 @@ def test_rows_may_have_sinks_of_their_own():
     torch.testing.assert_close(found, wanted)
 
 
-def test_a_softcap_comes_before_both():
+def test_a_softcap_comes_first():
+    given, place = tensors(), torch.zeros(1, 1, 1, dtype=torch.long)
+    found = attention(*given, policy=POLICY, softcap=3.0)
+    everything = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    torch.testing.assert_close(found, defined(*given, POLICY, everything, place, softcap=3.0))
+
+
+@pytest.mark.parametrize("queries", [LENGTH, LENGTH + 5, 5, 1])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_sink_keeps_its_weight_whatever_beta_is(queries, is_causal):
+    query, key, value = tensors(queries)
+    only_sink = torch.zeros_like(value).index_fill(2, torch.tensor([0]), 1.0)
+    plain = attention(query, key, only_sink, policy=sharpmax.Fixed(1.0), is_causal=is_causal)
+    for beta in (0.5, 1.7):
+        policy = LogLinear(8, np.log(beta), sink_apart=True)
+        found = attention(query, key, only_sink, policy=policy, is_causal=is_causal)
+        torch.testing.assert_close(found, plain)
+
+
+def test_a_single_key_has_all_the_weight():
     query, key, value = tensors()
-    found = attention(query, key, value, policy=LogLinear(64, 0.3, sink=-1.0), softcap=3.0)
-    logits = query @ key.repeat_interleave(2, dim=1).mT * 8**-0.5
-    logits = np.exp(0.3) * 3 * torch.tanh(logits / 3)
-    logits = logits - torch.eye(LENGTH)[0]
-    wanted = logits.softmax(-1) @ value.repeat_interleave(2, dim=1)
-    torch.testing.assert_close(found, wanted)
+    one = key[:, :, :1], value[:, :, :1]
+    for queries, is_causal in ((1, True), (3, False)):
+        found = attention(query[:, :, :queries], *one, policy=POLICY, is_causal=is_causal)
+        wanted = one[1].repeat_interleave(2, dim=1).expand(found.shape)
+        torch.testing.assert_close(found, wanted)
 
 
-def test_without_a_shift_nothing_changes():
+def test_without_numbers_nothing_changes():
     given = tensors()
-    plain = attention(*given, policy=LogLinear(8, 0.2), is_causal=True)
-    policy = PerHead(LogLinear(8, 0.2), {"sink": torch.zeros(4)})
-    assert policy.shifts_sink  # as it may, in training
-    assert not PerHead(LogLinear(8, 0.2), {"sink": [0.0] * 4}).shifts_sink
-    assert PerHead(LogLinear(8, 0.2), {"sink": [0.0, 0.0, 1.0, 0.0]}).shifts_sink
+    policy = PerHead(APART, {"sink": torch.zeros(4), "offset": torch.zeros(4)})
+    assert policy.sets_sink_apart  # as it may, in training
+    assert not PerHead(APART, {"sink": [0.0] * 4}).sets_sink_apart
+    assert PerHead(APART, {"sink": [0.0, 0.0, 1.0, 0.0]}).sets_sink_apart
+    assert PerHead(APART, {"offset": [0.0, 0.0, 1.0, 0.0]}).sets_sink_apart
+    plain = attention(*given, policy=sharpmax.Fixed(1.0), is_causal=True)
     torch.testing.assert_close(attention(*given, policy=policy, is_causal=True), plain)
 
 
-def test_statistics_are_those_of_plain_logits():
-    query, key, value = tensors()
-    _, found = attention(query, key, value, policy=POLICY, is_causal=True, return_statistics=True)
-    wanted = row_statistics(query, key, is_causal=True)
-    torch.testing.assert_close(found.entropy, wanted.entropy)
+@pytest.mark.parametrize("queries", [LENGTH, LENGTH + 5, 5])
+def test_statistics_are_those_of_all_keys(queries):
+    query, key, value = tensors(queries)
+    settings = {"is_causal": True, "implementation": "chunked"}
+    _, found = attention(query, key, value, policy=POLICY, return_statistics=True, **settings)
+    wanted = row_statistics(query, key, **settings)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_in_half_precision():
@@ -139,7 +169,7 @@ def test_in_half_precision():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("policy", [POLICY, BY_HEAD, BY_ENTROPY], ids=["all", "heads", "entropy"])
+@POLICIES
 @pytest.mark.parametrize("queries", [LENGTH, 5, 1])
 @pytest.mark.parametrize("recorded", [False, True])
 def test_on_a_gpu(policy, queries, recorded):
@@ -156,11 +186,11 @@ def test_heads_that_rest_lose_no_digits():
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(1, 1, 64, 16, generator=generator) for _ in "qkv")
     query, key = query.abs(), 0.1 * key
-    key[:, :, 0] = 3.0  # on which nearly all weight lies
+    key[:, :, 0], value[:, :, 0] = 3.0, 0.0  # on which nearly all weight lies, and nothing else
     given = [x.bfloat16() for x in (query, key, value)]
     truth = [x.double() for x in given]
-    for shift in (-2.0, -4.0, -8.0):
-        policy = LogLinear(64, sink=shift)
+    for shift in (2.0, -2.0, -8.0):
+        policy = LogLinear(64, sink_apart=True, sink=shift)
         wanted = attention(*truth, policy=policy, is_causal=True)
         found = attention(*given, policy=policy, is_causal=True).double()
         assert float((found - wanted).norm() / wanted.norm()) < 0.02, shift
@@ -170,7 +200,7 @@ def test_policies_by_head_survive_a_file_and_a_gradient_left_out(tmp_path):
     policy = Detached(BY_HEAD)
     policy.save(tmp_path)
     assert Policy.load(tmp_path) == policy
-    assert policy.shifts_sink
+    assert policy.sets_sink_apart
     given = tensors()
     found = attention(*given, policy=policy, is_causal=True)
     torch.testing.assert_close(found, attention(*given, policy=BY_HEAD, is_causal=True))
@@ -182,43 +212,47 @@ def test_what_it_cannot_do():
         attention(*given, policy=POLICY, mask=torch.ones(1, 4, 1, LENGTH, dtype=torch.bool))
 
 
-@given(st.integers(1, 6), st.floats(-3, 3), st.sampled_from([0, 1, -1]))
-def test_the_softmax_of_any_array_adds_to_its_first_logit(length, shift, axis):
+@given(st.integers(2, 6), st.floats(-3, 3), st.floats(-1, 1), st.sampled_from([0, 1, -1]))
+def test_the_softmax_of_any_array_raises_the_odds_of_its_first(length, shift, power, axis):
     logits = np.random.default_rng(length).normal(size=(length, length))
-    found = sharpmax.softmax(logits, LogLinear(64, sink=shift), axis=axis)
-    moved = np.moveaxis(logits.copy(), axis, -1)
-    moved[..., 0] += shift
-    wanted = np.moveaxis(sharpmax.softmax(moved, sharpmax.Fixed(1.0)), -1, axis)
-    np.testing.assert_allclose(found, wanted, atol=1e-12)
+    policy = LogLinear(64, 0.3, sink_apart=True, sink=shift, sink_power=power)
+    found = np.moveaxis(sharpmax.softmax(logits, policy, axis=axis), axis, -1)
+    plain = np.moveaxis(sharpmax.softmax(logits, sharpmax.Fixed(1.0), axis=axis), axis, -1)
+    odds, wanted = (p[..., 0] / (1 - p[..., 0]) for p in (found, plain))
+    np.testing.assert_allclose(odds, wanted ** np.exp(power) * np.exp(shift), rtol=1e-9)
+    rest = np.moveaxis(logits, axis, -1)[..., 1:]
+    others = found[..., 1:] / found[..., 1:].sum(-1, keepdims=True)
+    sharper = sharpmax.softmax(rest, sharpmax.Fixed(np.exp(0.3)))
+    np.testing.assert_allclose(others, sharper, atol=1e-12)
 
 
 def test_the_softmax_takes_the_first_that_is_seen():
-    logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    seen = torch.tensor([[True] * 5, [False, True, True, True, False], [False] * 5])
+    logits = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    seen = torch.tensor(
+        [[True] * 5, [False, True, True, True, False], [False] * 5, [False, True, *[False] * 3]]
+    )
     gamma = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
-    policy = LogLinear(64, 0.3, sink=gamma)
+    policy = LogLinear(64, 0.3, sink_apart=True, sink=gamma)
     found = sharpmax.softmax(logits, policy, where=seen)
-    first = torch.tensor([[1.0, 0, 0, 0, 0], [0, 1.0, 0, 0, 0], [0.0] * 5])
-    shifted = (np.exp(0.3) * logits + gamma * first).masked_fill(~seen, -torch.inf)
-    wanted = torch.nan_to_num(shifted[:2].softmax(-1))
-    torch.testing.assert_close(found[:2], wanted)
-    assert bool((found[2] == 0).all())
-    for a, b in zip(
-        torch.autograd.grad(found[:, 1].sum(), (logits, gamma)),
-        torch.autograd.grad(wanted[:, 1].sum(), (logits, gamma)),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
+    for row, keys in ((0, slice(0, 5)), (1, slice(1, 4))):
+        wanted = sharpmax.softmax(logits[row, None, keys], policy)[0]
+        torch.testing.assert_close(found[row, keys], wanted)
+    assert bool((found[~seen] == 0).all())
+    torch.testing.assert_close(found.sum(-1), torch.tensor([1.0, 1, 0, 1], dtype=torch.float64))
+    gradients = torch.autograd.grad(found.square().sum(), (logits, gamma))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+    assert bool((gradients[0][~seen] == 0).all())
 
 
 def test_the_softmax_of_half_precision_hides_its_most_negative_number():
     logits = torch.tensor([[torch.finfo(torch.float16).min, 1.0, 2.0]], dtype=torch.float16)
-    found = sharpmax.softmax(logits, LogLinear(64, sink=1.0))
+    found = sharpmax.softmax(logits, LogLinear(64, sink_apart=True, sink=1.0))
     assert found.dtype == torch.float16
     torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float16))
 
 
-@pytest.mark.parametrize("policy", [POLICY, BY_HEAD], ids=["all", "heads"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's
+@POLICIES
 def test_it_compiles_in_one_graph(policy):
     given = [x.detach().float() for x in tensors()]
     compiled = torch.compile(attention, fullgraph=True, backend="eager")

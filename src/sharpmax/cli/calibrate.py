@@ -58,16 +58,12 @@ def calibrate(
     steps: Annotated[int | None, typer.Option(help="At each of these, at most; 100.")] = None,
     entropy: Annotated[
         bool,
-        typer.Option(help="Whether β and γ read the entropy too, and not the length alone."),
-    ] = False,
+        typer.Option(help="Whether what is fitted reads the entropy too, or the length alone."),
+    ] = True,
     sink: Annotated[
         bool,
-        typer.Option(help="Whether the first key's logit is shifted too, or β alone is fitted."),
+        typer.Option(help="Whether the first key, the sink, stands apart, or β is for all keys."),
     ] = True,
-    whole: Annotated[
-        bool,
-        typer.Option(help="Whether all tokens of an answer count together: to go on by --start."),
-    ] = False,
     text: Annotated[
         list[str] | None,
         typer.Option(help="To keep the predictions on: prose, or a file; several may be given."),
@@ -149,7 +145,6 @@ def calibrate(
         "steps": steps,
         "entropy": entropy,
         "sink": sink,
-        "whole": whole,
         "own": None if own is None else _share("own", own),
         "templates": template,
         "prompts": prompts,

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 FULL, SLIDING = "full_attention", "sliding_attention"
 """What transformers calls the layers that see all tokens before them, and those with a window."""
 NOBODY = -1
+WHOLE = 64
+"""Stems and what follows them are filled up to multiples of so many tokens, so that a GPU's kernels
+are not compiled for ever new lengths."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Branches:
         tokens: Of shape (rows, tokens); shorter stems, and shorter rows, are filled up.
         positions: Where each token stands in its sequence.
         stems: How many tokens each row's stem has, of shape (rows,).
-        stem: How many the longest has, or 1.
+        stem: How many the longest has, filled up.
         owners: Which branch a token behind the stems belongs to, of shape (rows, tokens − stem).
         places: Where each branch of each row begins and ends.
     """
@@ -66,8 +69,8 @@ class Branches:
         device: torch.device,
     ) -> Branches:
         """Lay out stems, each with its branches, a row each."""
-        stem = max(1, *map(len, stems))
-        rest = max(sum(map(len, some)) for some in branches)
+        stem = _filled_up(max(map(len, stems)))
+        rest = _filled_up(max(sum(map(len, some)) for some in branches))
         shape = len(stems), stem + rest
         tokens, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape).long()
         owners = torch.full((len(stems), rest), NOBODY)
@@ -113,6 +116,10 @@ class Branches:
         windows = windows_of(model)
         masks = {kind: self.mask(window) for kind, window in windows.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _filled_up(length: int) -> int:
+    return max(1, -(-length // WHOLE)) * WHOLE
 
 
 def alike(sequences: Sequence[list[int]]) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sharpmax.arrays import at_least
 from sharpmax.rows import SMALLEST_BETA, LogitRows
+from sharpmax.softmax import weights_of
 from sharpmax.statistics import RowStatistics
 from sharpmax.theory import weight_bounds
 
@@ -29,7 +30,8 @@ first: The weight on the first token, or on the learned sink.
 near: The weight on the query's own token and the `NEAR` − 1 before it.
 beta: The inverse temperature that the policy chose.
 spread: δ, the largest logit less the smallest, before β.
-bound: exp(βδ)/n, which no weight can exceed (Lemma 2.1), at most 1.
+bound: exp(βδ)/n, which no weight can exceed (Lemma 2.1), at most 1. Where the sink stands apart,
+    its share, or that bound for the rest.
 """
 
 NEAR = 32
@@ -56,37 +58,68 @@ def _of_rows(scores: Scores, policy: Policy, queries: slice) -> Tensor:
     keys = scores.keys_seen(queries)
     z, hidden = scores.logits(queries, keys), _Hidden.of(scores, queries, keys)
     maximum, lowest = _extremes(z, hidden)
+    of_row = _Row(scores, queries, keys, scores.lengths()[..., queries], maximum - lowest)
+    if policy.sets_sink_apart and keys.start == 0:
+        whole = LogitRows.of(z, where=scores.visible(queries, keys))
+        return _measures_apart(whole, policy, of_row)
     rows = None
     if "entropy_at" in policy.reads:
         rows = LogitRows.of(z.clone(), where=scores.visible(queries, keys))
     z.sub_(maximum[..., None])
     hidden.fill(z, 0.0)
     weights, total, entropy = _softmax(z, 1.0, hidden)
-    length = scores.lengths()[..., queries]
-    known = RowStatistics(maximum, maximum + total.log(), entropy, length)
-    beta = at_least(SMALLEST_BETA, policy(known if rows is None else rows))
-    beta = torch.as_tensor(beta, dtype=z.dtype, device=z.device).expand(z.shape[:-1])
+    known = RowStatistics(maximum, maximum + total.log(), entropy, of_row.length)
+    beta = of_row.each(at_least(SMALLEST_BETA, policy(known if rows is None else rows)))
     if not bool((beta == 1).all()):
         weights, total, entropy = _softmax(z, beta[..., None], hidden)
-    shift = torch.zeros_like(total)
-    if policy.shifts_sink and keys.start == 0:
-        shift = torch.as_tensor(policy.sink_shift(known), dtype=z.dtype, device=z.device)
-        shift = shift.expand(total.shape)
-        weights, total, entropy = _shifted(z, beta, shift, hidden)
+    _, bound = weight_bounds(of_row.spread, of_row.length, beta)
+    return of_row.measures(weights, total, entropy, beta, torch.as_tensor(bound))
 
-    first = weights[..., 0] / total if keys.start == 0 else torch.zeros_like(total)
-    nearest = max(keys.start, queries.start + scores.offset - NEAR + 1)
-    band = replace(scores, window=NEAR, is_causal=True, mask=None)
-    close = band.visible(queries, slice(nearest, keys.stop))
-    assert close is not None
-    near = weights[..., nearest - keys.start :].where(close, 0.0).sum(-1) / total
-    spread = maximum - lowest
-    _, bound = weight_bounds(spread + shift.abs() / beta, length, beta)
-    share = entropy / torch.log(length.clamp(min=2))
-    bound = torch.as_tensor(bound).clamp(max=1)
-    measures = entropy, share, 1 / total, first, near, beta, spread, bound
-    nothing = length == 0  # a row of padding says nothing of a head
-    return torch.stack([torch.where(nothing, 0.0, x) for x in measures])
+
+def _measures_apart(rows: LogitRows, policy: Policy, of_row: _Row) -> Tensor:
+    """Return the measures of rows whose sink stands apart: the bound is on the others, or it."""
+    others, _ = rows.apart()
+    beta = of_row.each(at_least(SMALLEST_BETA, policy(others)))
+    weights = weights_of(rows, policy)
+    entropy = torch.special.entr(weights).sum(-1)
+    _, bound = weight_bounds(of_row.spread, others.length.clamp(min=1), beta)
+    sink = weights[..., 0]
+    bound = torch.maximum(sink, (1 - sink) * torch.as_tensor(bound).clamp(max=1))
+    total = 1 / weights.amax(-1).clamp(min=torch.finfo(weights.dtype).tiny)
+    return of_row.measures(weights * total[..., None], total, entropy, beta, bound)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What is known of some rows before any temperature."""
+
+    scores: Scores
+    queries: slice
+    keys: slice
+    length: Tensor
+    spread: Tensor
+
+    def each(self, value: Tensor | float) -> Tensor:
+        """Return a number for every row."""
+        like = self.spread
+        return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(like.shape)
+
+    def measures(
+        self, weights: Tensor, total: Tensor, entropy: Tensor, beta: Tensor, bound: Tensor
+    ) -> Tensor:
+        """Return `MEASURES`, from weights of which the largest is 1, and their sum."""
+        keys, queries, scores = self.keys, self.queries, self.scores
+        first = weights[..., 0] / total if keys.start == 0 else torch.zeros_like(total)
+        nearest = max(keys.start, queries.start + scores.offset - NEAR + 1)
+        band = replace(scores, window=NEAR, is_causal=True, mask=None)
+        close = band.visible(queries, slice(nearest, keys.stop))
+        assert close is not None
+        near = weights[..., nearest - keys.start :].where(close, 0.0).sum(-1) / total
+        share = entropy / torch.log(self.length.clamp(min=2))
+        bound = bound.clamp(max=1)
+        measures = entropy, share, 1 / total, first, near, beta, self.spread, bound
+        nothing = self.length == 0  # a row of padding says nothing of a head
+        return torch.stack([torch.where(nothing, 0.0, x) for x in measures])
 
 
 @dataclass(frozen=True)
@@ -121,18 +154,6 @@ def _extremes(logits: Tensor, hidden: _Hidden) -> tuple[Tensor, Tensor]:
     maximum = logits.amax(-1)
     nothing = maximum == -math.inf
     return maximum.masked_fill_(nothing, 0.0), lowest.masked_fill_(nothing, 0.0)
-
-
-def _shifted(
-    z: Tensor, beta: Tensor, shift: Tensor, hidden: _Hidden
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `_softmax` does of β·z with γ added to the first of every row."""
-    tempered = beta[..., None] * z
-    tempered[..., 0] += shift
-    hidden.fill(tempered, -math.inf)
-    tempered.sub_(tempered.amax(-1, keepdim=True))  # a row of padding becomes NaN, and is left out
-    hidden.fill(tempered, 0.0)
-    return _softmax(tempered, 1.0, hidden)
 
 
 def _softmax(z: Tensor, beta: Tensor | float, hidden: _Hidden) -> tuple[Tensor, Tensor, Tensor]:

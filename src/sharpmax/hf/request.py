@@ -12,15 +12,18 @@ from torch.nn.functional import pad
 
 from sharpmax.hf.branches import SLIDING, BranchMask
 from sharpmax.hf.masks import MARK, KeyMask
-from sharpmax.policies import Unshifted
+from sharpmax.policies import BetaAlone
 from sharpmax.rows import LogitRows
+from sharpmax.softmax import weights_of
 from sharpmax.torch.attention import attention
 from sharpmax.torch.autocast import as_under_autocast
 from sharpmax.torch.scores import Scores
-from sharpmax.torch.sink import WIDTH_STEP, shift_logits, sink_places
 
 if TYPE_CHECKING:
     from sharpmax.policy import Policy
+
+WIDTH_STEP = 8
+"""Widths that are multiples of it have the fastest kernels."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class Request:
 
     def followed(self, policy: Policy) -> Policy:
         """Return the policy as far as this layer follows it."""
-        return Unshifted(policy) if self.is_sliding and policy.shifts_sink else policy
+        return BetaAlone(policy) if self.is_sliding and policy.sets_sink_apart else policy
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -228,11 +231,6 @@ def _with_weights(
     scores = Scores.of(query, key, **settings)
     every, keys = slice(0, query.shape[2]), slice(0, key.shape[2])
     logits, visible = scores.logits(every, keys), scores.visible(every, keys)
-    rows = LogitRows.of(logits, where=visible)
-    beta = policy(rows)
-    if policy.shifts_sink:
-        by = torch.as_tensor(policy.sink_shift(rows) / beta).expand(rows.shape)
-        rows = LogitRows.of(shift_logits(logits, sink_places(scores), by), where=visible)
-    weights = rows.softmax(beta).to(query.dtype)
+    weights = weights_of(LogitRows.of(logits, where=visible), policy).to(query.dtype)
     value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
     return dropped(weights, dropout) @ value, weights

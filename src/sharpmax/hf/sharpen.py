@@ -21,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from sharpmax.hf.masks import visible_keys
 from sharpmax.hf.request import Request
 from sharpmax.per_head import PerHead
-from sharpmax.policies import PAPER, Detached, Unshifted
+from sharpmax.policies import PAPER, BetaAlone, Detached
 from sharpmax.policy import Policy, require_policy
 
 try:
@@ -150,7 +150,7 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
     def policy_of(layer: int, device: torch.device) -> Policy:
         own = policy.layer(layer)
         held = _on(device, own)  # which, as an array, might shift anything
-        return held if own.shifts_sink == held.shifts_sink else Unshifted(held)
+        return held if own.sets_sink_apart == held.sets_sink_apart else BetaAlone(held)
 
     # A layer's number is not asked for in vain: compiled layers would be compiled one by one.
     differs = policy.layer(0) is not policy

@@ -145,8 +145,8 @@ def window_of(size: Any) -> tuple[int, int] | None:
 def require_policy_of_jax(policy: object) -> None:
     """Raise an error unless it is a policy that attention in JAX can follow."""
     require_policy(policy)
-    if isinstance(policy, Policy) and policy.shifts_sink:
+    if isinstance(policy, Policy) and policy.sets_sink_apart:
         raise NotImplementedError(
-            "attention in JAX cannot shift a row's sink, as the policy does: calibrate one that "
-            "does not (--no-sink)"
+            "attention in JAX cannot set a row's sink apart, as the policy does: calibrate one "
+            "that does not (--no-sink)"
         )

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from sharpmax.policies import PAPER
+from sharpmax.policies import PAPER, BetaAlone
 from sharpmax.policy import Policy, require_policy
 from sharpmax.statistics import RowStatistics
 from sharpmax.torch import attention_rows, decode
@@ -15,7 +15,7 @@ from sharpmax.torch.autocast import as_under_autocast
 from sharpmax.torch.choice import choose, in_training
 from sharpmax.torch.row_statistics import IMPLEMENTATIONS, chosen, require_implementation
 from sharpmax.torch.scores import Scores, require_alike
-from sharpmax.torch.sink import attend_shifting
+from sharpmax.torch.sink import SinkApart
 from sharpmax.torch.tempered import attend, sdpa
 from sharpmax.torch.tempered.chunked import attend_choosing
 
@@ -50,8 +50,8 @@ def attention(
             heads (grouped-query attention).
         value: Of shape (batch, key heads, keys, value width).
         policy: Chooses β from a row's statistics. One that reads no more than the length costs
-            no statistics pass. One that shifts the sink adds γ to the logit of key 0, or of the
-            first key that the mask shows, where a query sees it.
+            no statistics pass. One that sets the sink apart takes key 0 for it, or the first
+            key that the mask shows, where a query sees it.
         is_causal: Whether a query sees no key after it. The last query stands at the last key,
             also where there are more keys than queries.
         mask: A boolean tensor that broadcasts to (batch, heads, queries, keys), True where a
@@ -93,11 +93,12 @@ def _sharpened(
     lost: float | None,
 ) -> tuple[Tensor, RowStatistics]:
     """Go down the corridor; statistics that nobody reads are NaN."""
-    if policy.shifts_sink:
-        wanted = return_statistics or not policy.reads <= {"length", "detached"}
-        statistics, _ = _statistics(scores, policy, implementation, wanted)
-        beta, shift = choose(policy, statistics), policy.sink_shift(statistics)
-        return attend_shifting(scores, value, beta, shift, lost), statistics
+    if policy.sets_sink_apart:
+        apart = SinkApart.of(scores, value)
+        rest = apart.others, apart.value, BetaAlone(policy)
+        out, statistics = _sharpened(*rest, implementation, return_statistics=True, lost=lost)
+        out = apart.joined(out, statistics, policy)
+        return out, apart.whole(statistics) if return_statistics else statistics
     chooses_from_rows = "entropy_at" in policy.reads
     if chooses_from_rows and implementation is not None and not return_statistics:
         raise NotImplementedError(

@@ -1,116 +1,158 @@
-"""Attention beside a shifted sink: γ added to the logit of one key of every row, after β.
+"""Attention where the sink stands apart: β acts among all other keys of a row, and not on it.
 
-The sink is key 0, or the first key that the mask shows. Where it is the same key for all queries,
-the logits themselves get γ, by one more column of query and key: γ/scale in the query, and in the
-keys 1 at the sink and 0 elsewhere. So every kernel for attention serves, with all the digits that
-it has. Elsewhere the logits are made a few queries at a time.
+The sink is key 0, or the first key that the mask shows. What is left of a row is a row of
+attention like any other, for every kernel there is. It tells how large the sink's share is as
+well: its odds are exp(its own logit − the others' log-sum-exp).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import pad
 
-from sharpmax.policies import Fixed
-from sharpmax.torch import decode
-from sharpmax.torch.tempered import attend
-from sharpmax.torch.tempered.chunked import attend_choosing
+from sharpmax.softmax import CERTAIN, FAR
+from sharpmax.statistics import RowStatistics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sharpmax.rows import LogitRows
+    from sharpmax.policy import Policy
     from sharpmax.torch.scores import Scores
 
-WIDTH_STEP = 8
-"""Widths that are multiples of it have the fastest kernels."""
 
+@dataclass(frozen=True)
+class SinkApart:
+    """A call of attention, taken apart.
 
-def attend_shifting(
-    scores: Scores,
-    value: Tensor,
-    beta: Tensor | float,
-    shift: Tensor | float,
-    lost: float | None = None,
-) -> Tensor:
-    """Return softmax(β·logits + γ·[sink])·value.
-
-    Args:
-        scores: How the logits are made.
-        value: Of shape (batch, key heads, keys, value width).
-        beta: A number above 0, or an array that broadcasts to the rows.
-        shift: γ, likewise.
-        lost: As in `sharpmax.torch.attention`.
+    Attributes:
+        others: The logits of all keys but the sinks, of those queries that see any other.
+        value: The values of these keys.
+        logit: The sink's logit of every query, in float32 or float64.
+        own: The sink's value, of shape (batch, heads, 1 or queries, value width).
+        sees: Which queries see their sink; None where all do.
+        before: How many queries at the beginning see no other key, and are not in `others`.
     """
-    dtype = torch.promote_types(value.dtype, torch.float32)
-    beta, shift = (
-        torch.as_tensor(x, dtype=dtype, device=value.device).expand(scores.shape)
-        for x in (beta, shift)
-    )
-    places = sink_places(scores)
-    if scores.softcap is None and scores.scale > 0 and _are_shared(places):
-        return _by_column(scores, value, beta, shift, places[..., :1], lost)
 
-    def shifted(logits: Tensor, queries: slice, keys: slice) -> Tensor:
-        some = places if places.shape[-1] == 1 else places[..., queries]
-        by = (shift / beta)[..., queries]
-        return shift_logits(logits, some - keys.start, by)
+    others: Scores
+    value: Tensor
+    logit: Tensor
+    own: Tensor
+    sees: Tensor | None
+    before: int
 
-    def chosen(rows: LogitRows, queries: slice) -> Tensor:
-        del rows
-        return beta[..., queries]
+    @classmethod
+    def of(cls, scores: Scores, value: Tensor) -> SinkApart:
+        """Take the sinks out of the keys and their values."""
+        places = _places(scores)
+        others, before = _other_keys(scores, places)
+        left = others.key.shape[2]
+        group = scores.query.shape[1] // scores.key.shape[1]
+        return cls(
+            others,
+            value[:, :, -left:],
+            _logits_at(scores, places),
+            _at(value, places).repeat_interleave(group, dim=1),
+            _sees(scores, places),
+            before,
+        )
 
-    return attend_choosing(scores, value, chosen, shifted)
+    def joined(self, out: Tensor, statistics: RowStatistics, policy: Policy) -> Tensor:
+        """Return attention to all keys from that to the others, and the statistics of these."""
+        before, sees = self.before, self.sees
+        plain = self.logit[..., before:] - statistics.lse.clamp(min=-FAR)
+        share = torch.sigmoid(policy.sink_log_odds(statistics, plain.clamp(-CERTAIN, CERTAIN)))
+        if sees is not None:
+            share = torch.where(sees[..., before:], share, 0.0)
+        # In half precision the share of a head that rests would be 1, and nothing left over.
+        more = torch.promote_types(out.dtype, torch.float32)
+        joined = torch.lerp(out.to(more), self.own.to(more), share[..., None]).to(out.dtype)
+        if not before:
+            return joined
+        first = self.own.expand(*self.logit.shape, -1)[:, :, :before]
+        first = first if sees is None else first * sees[..., :before, None]
+        return torch.cat((first, joined), dim=2)
+
+    def whole(self, statistics: RowStatistics) -> RowStatistics:
+        """Return the statistics of all keys from those of the others."""
+        nothing = -torch.inf, -torch.inf, 0.0, 0.0
+        others = [
+            pad(part, (self.before, 0), value=empty)
+            for part, empty in zip(statistics, nothing, strict=True)
+        ]
+        logit = self.logit
+        logit = logit if self.sees is None else torch.where(self.sees, logit, -torch.inf)
+        none = torch.zeros_like(logit)
+        sink = RowStatistics(logit, logit, none, torch.where(logit > -torch.inf, 1.0, none))
+        return RowStatistics(*others).merge(sink)
 
 
-def sink_places(scores: Scores) -> Tensor:
-    """Return where the sink of every row is, of shape (batch, 1, queries), or 1 for all alike."""
+def other_keys(scores: Scores) -> Scores:
+    """Return the logits of all keys but the sinks, of the queries that see any."""
+    return _other_keys(scores, _places(scores))[0]
+
+
+def _other_keys(scores: Scores, places: Tensor | None) -> tuple[Scores, int]:
+    """Return the logits of all keys but the sinks, and how many queries are left out for them.
+
+    Where key 0 is the sink of all, the others are a part of the keys, and plain causal attention
+    stays that. Elsewhere a mask hides the sinks.
+    """
+    query, key, mask = scores.query, scores.key, scores.mask
+    if places is None and key.shape[2] > 1:
+        before = max(0, 1 - scores.offset) if scores.is_causal and query.shape[2] > 1 else 0
+        return replace(scores, query=query[:, :, before:], key=key[:, :, 1:]), before
+    keys = torch.arange(key.shape[2], device=key.device)
+    hidden = keys != (0 if places is None else places[..., None])
+    return replace(scores, mask=hidden if mask is None else hidden & mask), 0
+
+
+def _places(scores: Scores) -> Tensor | None:
+    """Return where the sink of every row is, of shape (batch, 1, 1 or queries); None for key 0."""
     mask = scores.whole_mask
     if mask is None:
-        return torch.zeros(1, 1, 1, dtype=torch.long, device=scores.query.device)
+        return None
     if mask.shape[1] > 1:
         raise NotImplementedError(
-            "attention cannot shift the sink under a mask that differs by head"
+            "attention cannot set the sink apart under a mask that differs by head"
         )
     return mask.to(torch.uint8).argmax(-1)
 
 
-def shift_logits(logits: Tensor, places: Tensor, by: Tensor) -> Tensor:
-    """Return logits with a number for every row added to the one at its place, if it has it."""
-    keys = torch.arange(logits.shape[-1], device=logits.device)
-    return torch.where(keys == places[..., None], logits + by[..., None], logits)
+def _at(keys: Tensor, places: Tensor | None) -> Tensor:
+    """Return what is at the places, of shape (batch, key heads, 1 or queries, width)."""
+    if places is None:
+        return keys[:, :, :1]
+    batch, heads, _, width = keys.shape
+    return keys.gather(2, places[..., None].expand(batch, heads, -1, width))
 
 
-def _are_shared(places: Tensor) -> bool:
-    """Tell whether all queries of a sequence have the same sink."""
-    if places.shape[-1] == 1:
-        return True
-    return not torch.compiler.is_compiling() and bool((places == places[..., :1]).all())
-
-
-def _by_column(
-    scores: Scores,
-    value: Tensor,
-    beta: Tensor,
-    shift: Tensor,
-    places: Tensor,
-    lost: float | None,
-) -> Tensor:
-    """Attend with γ in one more column of query and key."""
-    query, key, width = scores.sharper_query(beta), scores.key, value.shape[-1]
-    more = -(query.shape[-1] + 1) % WIDTH_STEP
-    extra = (shift / scores.scale).to(query.dtype)[..., None]
-    first = torch.zeros_like(key[:, :, :, :1])
-    first = first.scatter(2, places[..., None].expand(*key.shape[:2], 1, 1), 1.0)
-    wider = replace(
-        scores,
-        query=pad(torch.cat((query, extra), dim=-1), (0, more)),
-        key=pad(torch.cat((key, first), dim=-1), (0, more)),
+def _logits_at(scores: Scores, places: Tensor | None) -> Tensor:
+    """Return the logit of every query's sink."""
+    key, (batch, heads, queries) = _at(scores.key, places), scores.shape
+    sinks = replace(scores, key=key)
+    if key.shape[2] == 1:
+        return sinks.logits(slice(0, queries), slice(0, 1))[..., 0]
+    # As many sequences of one query: each has a sink of its own.
+    apart = replace(
+        sinks,
+        query=scores.query.movedim(2, 1).reshape(batch * queries, heads, 1, -1),
+        key=key.movedim(2, 1).reshape(batch * queries, key.shape[1], 1, -1),
     )
-    if value.device.type == "cuda" and decode.refusal(wider, value) is None:
-        return decode.decode(wider, value, Fixed(1.0), lost, counts_keys=False)[0]
-    # Some kernels want values as wide as keys.
-    return attend(wider, pad(value, (0, wider.key.shape[-1] - width)), 1.0)[..., :width]
+    return apart.logits(slice(0, 1), slice(0, 1)).view(batch, queries, heads).movedim(1, 2)
+
+
+def _sees(scores: Scores, places: Tensor | None) -> Tensor | None:
+    """Return which queries see their sink, of shape (batch, 1, queries); None where all do."""
+    mask = scores.whole_mask
+    queries = torch.arange(scores.shape[2], device=scores.query.device)
+    back = queries + scores.offset - (0 if places is None else places)
+    sees = None if mask is None else mask.any(-1)
+    if scores.is_causal and (mask is not None or scores.offset < 0):
+        sees = back >= 0 if sees is None else sees & (back >= 0)
+    if scores.window is not None:
+        within = back.abs() < scores.window
+        sees = within if sees is None else sees & within
+    return sees

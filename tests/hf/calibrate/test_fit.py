@@ -49,7 +49,7 @@ def test_gradients_are_those_of_differences(examples, entropy, sink):
     model = tiny("llama", max_position_embeddings=512).double()
     settings = dataclasses.replace(SETTINGS, entropy=entropy, sink=sink)
     fitting = fitting_of(model, examples, settings)
-    assert len(fitting.numbers) == (2 + 2 * entropy) * (1 + sink)
+    assert len(fitting.numbers) == (2 + 2 * entropy) * (1 + sink) + sink
     fitting.numbers = {
         name: (0.1 * torch.randn(2, 4, dtype=torch.float64)).requires_grad_()
         for name in fitting.numbers
@@ -137,15 +137,17 @@ def test_a_fit_goes_on_from_a_policy(model, examples):
 
 
 def test_a_policy_that_a_fit_cannot_go_on_from(model, examples):
-    fitting = fitting_of(model, examples, dataclasses.replace(SETTINGS, sink=False))
+    fitting = fitting_of(model, examples, dataclasses.replace(SETTINGS, sink=False, entropy=False))
     ones, base = [[1.0] * 4] * 2, LogLinear(SETTINGS.reference_length)
+    apart = LogLinear(SETTINGS.reference_length, sink_apart=True)
     for policy, message in (
         (base, "that calibrate has made, got LogLinear"),
         (PerHead(base, {"offset": [1.0] * 4}), r"layers and heads, \(2, 4\), got \(4,\)"),
         (PerHead(base, {"offset": [[1.0] * 4]}), r"layers and heads, \(2, 4\), got \(1, 4\)"),
         (PerHead(LogLinear(64), {"offset": ones}), "reference_length=32.* got .*=64"),
-        (PerHead(LogLinear(32, 0.5), {"sink": ones}), "got one to LogLinear.*offset=0.5"),
-        (PerHead(base, {"sink": ones}), "sink, which is not fitted here"),
+        (PerHead(LogLinear(32, 0.5), {"by_length": ones}), "got one to LogLinear.*offset=0.5"),
+        (PerHead(base, {"drift": ones, "above": ones}), "above, which is not fitted here"),
+        (PerHead(apart, {"sink": ones}), "sink_apart=False.* got .*sink_apart=True"),
     ):
         with pytest.raises(ValueError, match=message):
             fitting.numbers_of(policy)

@@ -5,19 +5,8 @@ from tiny_models import tiny
 
 from sharpmax import LogLinear
 from sharpmax.hf import sharpen
-from sharpmax.hf.calibrate.losses import Q, answer_logits, answer_losses, shortfall
+from sharpmax.hf.calibrate.losses import Q, answer_logits, shortfall
 from sharpmax.hf.reader import Reader
-from sharpmax.tasks.key_value import Prompt
-
-
-def test_an_answer_is_as_likely_as_all_its_tokens_together():
-    prompts = [Prompt([0], [2, 1, 0], 0.0, 2), Prompt([0], [1], 0.0, 2)]
-    logits = [torch.randn(3, 4), torch.randn(1, 4)]
-    likely = [row.softmax(-1) for row in logits]
-    expected = [likely[0][0, 2] * likely[0][1, 1] * likely[0][2, 0], likely[1][0, 1]]
-    torch.testing.assert_close(
-        answer_losses(logits, prompts, whole=True).neg().exp(), torch.stack(expected)
-    )
 
 
 def test_answers_out_of_reach_pull_least():

@@ -35,7 +35,9 @@ def test_a_fit_begins_slowly_and_ends_slowly(model, monkeypatch):
 def test_a_calibration_goes_on_from_a_policy_and_tells_so(model, tmp_path):
     settings = dataclasses.replace(SETTINGS, costs=(4.0,), heads=(), learning_rate=1e-9)
     numbers = {"offset": [[0.1] * 4, [0.2] * 4], "sink": [[0.0] * 4, [1.5] * 4]}
-    start = PerHead(LogLinear(SETTINGS.reference_length), numbers)
+    start = PerHead(
+        LogLinear(SETTINGS.reference_length, low=0.0, high=0.0, sink_apart=True), numbers
+    )
 
     def again(start=start):
         return calibrate(model, letters(), settings, text=TEXT, start=start, folder=tmp_path)

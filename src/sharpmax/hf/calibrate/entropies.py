@@ -11,6 +11,7 @@ from torch import Tensor
 from sharpmax.hf.sharpen import Sharpened, layers_and_heads, watched_by
 from sharpmax.policies import Fixed
 from sharpmax.torch.row_statistics import IMPLEMENTATIONS, chosen
+from sharpmax.torch.sink import other_keys
 
 if TYPE_CHECKING:
     from sharpmax.hf.reader import Reader
@@ -60,8 +61,8 @@ class Entropies:
 
 
 @torch.no_grad()
-def text_entropies(reader: Reader, texts: list[list[int]]) -> Entropies:
-    """Let a model read texts, and listen to its rows."""
+def text_entropies(reader: Reader, texts: list[list[int]], sink_apart: bool) -> Entropies:
+    """Let a model read texts, and listen to its rows, or to what they are without their sinks."""
     model = reader.model
     layers, heads = layers_and_heads(model)
     heard: list[list[Tensor]] = [[] for _ in range(layers)]
@@ -69,8 +70,11 @@ def text_entropies(reader: Reader, texts: list[list[int]]) -> Entropies:
 
     def listen(layer: int, request: Request) -> None:
         scores = request.scores()
+        if sink_apart and not request.is_sliding:
+            scores = other_keys(scores)
         rows = IMPLEMENTATIONS[chosen(scores)].row_statistics(scores)
-        wanted = slice(SHORTEST - 1, None, EVERY)
+        left_out = request.query.shape[2] - rows.entropy.shape[-1]
+        wanted = slice(SHORTEST - 1 - left_out, None, EVERY)
         heard[layer].append(rows.entropy[0, :, wanted].double().cpu())
         seen[layer].append(rows.length[0, 0, wanted].double().cpu())
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from sharpmax.hf.branches import WHOLE
 from sharpmax.hf.texts import prose
 from sharpmax.tasks.key_value import TEMPLATES, Prompt, Template, drawn_template, make_prompts
 from sharpmax.tasks.key_value.prompts import NoRoomError
@@ -134,7 +135,8 @@ class Examples:
         settings = self.settings
         random = self._random("step", step)
         exponent = random.uniform(math.log(settings.shortest), math.log(settings.length))
-        length = (*self._lengths, round(math.exp(exponent)))[step % (len(self._lengths) + 1)]
+        any_length = max(settings.shortest, int(math.exp(exponent)) // WHOLE * WHOLE)
+        length = (*self._lengths, any_length)[step % (len(self._lengths) + 1)]
         own = [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]
         drawn = random.choices(own, k=round(settings.own * settings.prompts)) if own else []
         times = 1 if drawn else settings.length // length
@@ -207,8 +209,10 @@ class Examples:
         if random.random() < settings.drawn:
             with contextlib.suppress(NoRoomError):
                 return self._prompts(drawn_template(random), length, random, settings.asked)
-        template = TEMPLATES[random.choice(settings.templates)]
-        return self._prompts(template, length, random, settings.asked)
+        while True:  # which ends: each of these was seen to fit
+            with contextlib.suppress(NoRoomError):
+                template = TEMPLATES[random.choice(settings.templates)]
+                return self._prompts(template, length, random, settings.asked)
 
     def _prompts(self, template: Template, length: int, random: Random, count: int) -> list[Prompt]:
         depth = random.choice((0.0, 1.0)) if random.random() < ENDS * count else None

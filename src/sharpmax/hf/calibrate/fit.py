@@ -50,7 +50,7 @@ SINK = {
 SLOPES = {"offset": "by_length", "sink": "sink_by_length"}
 """What changes with the length, and by how much."""
 CHANGED = 0.02
-"""A head is changed if its β leaves 1, or its γ leaves 0, by more than about so much."""
+"""A head is changed if its β, or its sink's power, leaves 1 or its γ 0 by more than about that."""
 
 Item = TypeVar("Item")
 
@@ -93,9 +93,9 @@ class _ConstantEntropy(LogLinear):
         """Return β from the rows' length, and their entropy."""
         return super().__call__(rows.detached())
 
-    def sink_shift(self, rows: Rows) -> Array:
-        """Return γ from the rows' length, and their entropy."""
-        return super().sink_shift(rows.detached())
+    def sink_log_odds(self, rows: Rows, log_odds: Array) -> Array:
+        """Return the sink's odds from what they are, the rows' length, and their entropy."""
+        return super().sink_log_odds(rows.detached(), log_odds)
 
 
 class Fitting:
@@ -116,13 +116,14 @@ class Fitting:
         shape, device = layers_and_heads(model), model.device
         names = ["offset", "by_length", *(["below", "above"] if settings.entropy else [])]
         if settings.sink:
-            names += [SINK[name] for name in names]
+            names += [*[SINK[name] for name in names], "sink_power"]
         self.numbers = {name: torch.zeros(shape, device=device).requires_grad_() for name in names}
         self.chosen = torch.ones(shape, dtype=torch.bool, device=device)
         self.optimizer = torch.optim.Adam(self.numbers.values(), lr=settings.learning_rate)
         self._band: dict[str, Tensor] = {}
         if settings.entropy:
-            band = text_entropies(self.reader, examples.fitted_texts()).band(settings.band)
+            heard = text_entropies(self.reader, examples.fitted_texts(), settings.sink)
+            band = heard.band(settings.band)
             told = processes.first({name: value.float().cpu() for name, value in band.items()})
             self._band = {name: value.to(device) for name, value in told.items()}
         self._lengths = {name: torch.ones(shape, device=device) for name in names}
@@ -195,7 +196,7 @@ class Fitting:
         return PerHead(self._base(), rounded)
 
     def changes(self) -> Tensor:
-        """Return the largest |ln β| or |γ| of every head up to the length that is fitted to."""
+        """Return the largest |ln β|, |ln power| or |γ| of every head, up to the fitted length."""
         numbers = {name: value.detach() for name, value in self._masked().items()}
         return changes(numbers, self.settings)
 
@@ -286,7 +287,13 @@ class Fitting:
     def _base(self) -> LogLinear:
         settings = self.settings
         edge = 0.0 if settings.entropy else None
-        return LogLinear(settings.reference_length, most=settings.most, low=edge, high=edge)
+        return LogLinear(
+            settings.reference_length,
+            most=settings.most,
+            low=edge,
+            high=edge,
+            sink_apart=settings.sink,
+        )
 
     def _base_in_fit(self) -> LogLinear:
         base = self._base()
@@ -317,7 +324,7 @@ class Fitting:
         losses = []
         answers = answer_logits(self.reader, groups) if groups else []
         for logits, prompts in zip(answers, groups, strict=True):
-            short = shortfall(answer_losses(logits, prompts, self.settings.whole))
+            short = shortfall(answer_losses(logits, prompts))
             losses.append(short.mean() / len(batch.prompts))
         of_texts = torch.zeros(2, device=self.chosen.device)
         if original is not None:
@@ -335,7 +342,7 @@ class Fitting:
         for groups in parts(self._prompts, at_once):
             for logits, prompts in zip(answer_logits(self.reader, groups), groups, strict=True):
                 losses.append(answer_losses(logits, prompts))
-                short.append(shortfall(answer_losses(logits, prompts, self.settings.whole)))
+                short.append(shortfall(losses[-1]))
                 right += are_right(logits, prompts)
         of_texts = []
         for text, original in zip(self._texts, self._original, strict=True):
@@ -354,7 +361,7 @@ class Fitting:
 
 
 def changes(numbers: dict[str, Tensor], settings: Settings) -> Tensor:
-    """Return the largest |ln β| or |γ| of every head, at the reference length or at the longest.
+    """Return every head's largest |ln β|, |ln power| or |γ|, where short or at the full length.
 
     What depends on the entropy is counted as 1 nat out of the band.
     """

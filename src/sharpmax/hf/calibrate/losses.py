@@ -40,12 +40,11 @@ def answer_logits(reader: Reader, groups: Sequence[Sequence[Prompt]]) -> list[li
     return found
 
 
-def answer_losses(logits: list[Tensor], prompts: Sequence[Prompt], whole: bool = False) -> Tensor:
-    """Return the mean loss of every answer's tokens, or that of them all together."""
-    reduction = "sum" if whole else "mean"
+def answer_losses(logits: list[Tensor], prompts: Sequence[Prompt]) -> Tensor:
+    """Return the mean loss of every answer's tokens."""
     return torch.stack(
         [
-            cross_entropy(row, torch.tensor(prompt.answer, device=row.device), reduction=reduction)
+            cross_entropy(row, torch.tensor(prompt.answer, device=row.device))
             for row, prompt in zip(logits, prompts, strict=True)
         ]
     )

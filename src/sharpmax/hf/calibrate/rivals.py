@@ -40,7 +40,7 @@ def rivals(model: PreTrainedModel, examples: Examples) -> Mapping[str, Policy | 
     One β for all heads is the one of a grid that finds most of the prompts that `calibrate` looks
     at; entropies are capped head by head at what is ordinary in text of up to 512 tokens.
     """
-    entropies = text_entropies(Reader(model), examples.fitted_texts())
+    entropies = text_entropies(Reader(model), examples.fitted_texts(), sink_apart=False)
     caps = entropies.quantile(CAPPED, FAMILIAR).clamp(min=LEAST_CAP)
     return {
         "plain": None,

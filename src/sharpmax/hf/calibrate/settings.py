@@ -25,10 +25,10 @@ class Settings:
             it what text must pay for. By default 2, 0.9, 0.6 and 0.4 times `max_text_loss`.
         steps: At each of them, at most, and twice as many at the first.
         heads: After that, how many heads may stay changed, fewer and fewer.
-        sink: Whether what is added to the logit of a row's first key is fitted too. Attention then
-            reads its keys twice.
-        entropy: Whether β, and what is added for the first key, depend on the entropy too, where
-            it leaves the band that a head has on text. Attention then reads its keys twice.
+        sink: Whether a row's first key, its sink, stands apart, and what becomes of its odds is
+            fitted too. Attention then reads its keys twice.
+        entropy: Whether that and β depend on the row's entropy too, where it leaves the band that a
+            head has on text. Attention then reads its keys twice, as for a sink apart.
         band: The share of the rows of text that this band holds.
         most: The largest β, and the largest 1/β.
         prompts: Texts of lines in a step at the full length, and as many more of shorter ones.
@@ -41,9 +41,6 @@ class Settings:
         patience: Looks without an improvement after which a strength is done with.
         check_prompts: For each of the templates to look at, at the longest length and at half.
         check_texts: Windows of text to look at.
-        whole: Whether an answer counts by the probability of all its tokens together, which is
-            what being right is, and not by their mean. Long answers that are out of reach then pull
-            at nothing: it is for going on from a policy that finds many.
         max_text_loss: How much the loss on text may grow, as a share.
         seed: Of the prompts and texts.
         at_once: Sequences that go through the model together; None for all of a step on a GPU
@@ -63,7 +60,7 @@ class Settings:
     steps: int = 100
     heads: tuple[int, ...] = (64, 32, 16, 8)
     sink: bool = True
-    entropy: bool = False
+    entropy: bool = True
     band: float = 0.8
     most: float = 8.0
     prompts: int = 6
@@ -75,7 +72,6 @@ class Settings:
     patience: int = 2
     check_prompts: int = 16
     check_texts: int = 8
-    whole: bool = False
     max_text_loss: float = 0.01
     seed: int = 0
     at_once: int | None = None

@@ -90,7 +90,8 @@ def _heads(tables: Tables) -> Section:
     return Section(
         "Which heads it changed",
         "ln β above 0 makes a head sharper than it was trained to be, below 0 blunter. γ above 0 "
-        "lets it rest more on the first key, its sink, and below 0 less.",
+        "lets it rest more on the first key, its sink, and below 0 less; a power above 1 makes "
+        "it rest more surely, or less.",
         [chart.properties(width="container") for chart in head_maps(tables)],
     )
 

@@ -296,8 +296,8 @@ def policy_named(name: str, settings: Settings) -> Policy:
     policy = Policy.load(name)
     if isinstance(policy, PerHead):
         raise ValueError(f"{name} has settings for several heads, and these networks have one")
-    if policy.shifts_sink:
-        raise ValueError(f"{name} shifts the first key's logit, and a set of items has no first")
+    if policy.sets_sink_apart:
+        raise ValueError(f"{name} sets the first key apart, and a set of items has no first")
     return policy
 
 

@@ -35,7 +35,6 @@ def attend_choosing(
     scores: Scores,
     value: Tensor,
     choose: Callable[[LogitRows, slice], Tensor | float],
-    change: Callable[[Tensor, slice, slice], Tensor] = lambda logits, *_: logits,
 ) -> Tensor:
     """Attend a few queries at a time, with a β that may be chosen from the rows themselves.
 
@@ -43,14 +42,13 @@ def attend_choosing(
         scores: How the logits are made.
         value: Of shape (batch, key heads, keys, value width).
         choose: Returns β of the rows of some queries.
-        change: What becomes of the logits of some queries and keys before.
     """
     batch, heads, _, _ = scores.query.shape
     key_heads = scores.key.shape[1]
 
     def of(queries: slice) -> tuple[Tensor]:
         keys = scores.keys_seen(queries)
-        logits = change(scores.logits(queries, keys), queries, keys)
+        logits = scores.logits(queries, keys)
         rows = LogitRows.of(logits, where=scores.visible(queries, keys))
         weights: Tensor = rows.softmax(choose(rows, queries))
         size, rows_a_key_head = weights.shape[2], heads // key_heads * weights.shape[2]
