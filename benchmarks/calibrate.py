@@ -67,6 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-sink", action="store_true")
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--case", action="append", help="a policy to ask under; all if none")
+    parser.add_argument("--ask", type=int, nargs="*", help="at these lengths; the plan's if none")
     parser.add_argument("--out", type=Path, default=RESULTS / "calibrate")
     return parser.parse_args()
 
@@ -121,15 +122,6 @@ def main() -> None:
         print(point, flush=True)
     if found.policy is not None:
         write_csv(folder / "heads.csv", HeadChange, head_changes(found.policy, settings.length))
-    cases = {"plain": None} if asked.no_rivals else dict(rivals(model, examples))
-    cases |= {point.name: found.policies[point.name] for point in found.points}
-    cases = {name: cases[name] for name in asked.case or cases}
-    scores: list[Score] = []
-    for length in plan.lengths or ():
-        for some in by_case(model, tokenizer, cases, replace(plan, lengths=(length,))):
-            scores += some
-            write_csv(folder / "scores.csv", Score, scores)
-            print(told(some, scores), f"{time.perf_counter() - begun:.0f} s", flush=True)
     details = {
         "seconds": round(seconds),
         "start": asked.start,
@@ -139,6 +131,18 @@ def main() -> None:
     }
     lines = [f"{name},{str(value).replace(',', ';')}" for name, value in details.items()]
     (folder / "run.csv").write_text("\n".join(["what,value", *lines]) + "\n")
+    lengths = (plan.lengths or ()) if asked.ask is None else asked.ask
+    if not lengths:
+        return
+    cases = {"plain": None} if asked.no_rivals else dict(rivals(model, examples))
+    cases |= {point.name: found.policies[point.name] for point in found.points}
+    cases = {name: cases[name] for name in asked.case or cases}
+    scores: list[Score] = []
+    for length in lengths:
+        for some in by_case(model, tokenizer, cases, replace(plan, lengths=(length,))):
+            scores += some
+            write_csv(folder / "scores.csv", Score, scores)
+            print(told(some, scores), f"{time.perf_counter() - begun:.0f} s", flush=True)
 
 
 def told(scores: list[Score], every: list[Score]) -> str:

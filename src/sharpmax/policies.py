@@ -249,9 +249,9 @@ class LogLinear(Policy):
         length = rows.length
         growth = length / self.reference_length
         xp = namespace(growth)
-        value = offset + by_length * xp.log(xp.where(growth > 1, growth, 1.0))
+        value = offset + by_length * xp.log(xp.clip(growth, min=1.0))
         if self.low is not None:
-            entropy = rows.entropy - self.drift * xp.log(xp.where(length > 1, length, 1.0))
+            entropy = rows.entropy - self.drift * xp.log(xp.clip(length, min=1.0))
             value = value + below * xp.clip(self.low - entropy, min=0.0)
             value = value + above * xp.clip(entropy - self.high, min=0.0)
         return value

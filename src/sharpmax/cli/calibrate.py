@@ -55,7 +55,7 @@ def calibrate(
         list[int] | None,
         typer.Option(help="Then leave only so many heads changed; 64, 32, 16 and 8. 0 for none."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="At each of these, at most; 100.")] = None,
+    steps: Annotated[int | None, typer.Option(help="At each cost, at most; 100.")] = None,
     entropy: Annotated[
         bool,
         typer.Option(help="Whether what is fitted reads the entropy too, or the length alone."),

@@ -66,7 +66,24 @@ class Reader:
                 [state[len(stem) : len(whole)] for state, whole in itertools.islice(read, count)]
                 for stem, count in zip(stems, counts, strict=True)
             ]
-        return self._branched(Branches.of(stems, branches, self.model.device))
+        return self._branched(Branches.of(stems, branches, self.model.device))[1]
+
+    def states_together(
+        self,
+        texts: list[list[int]],
+        stems: Sequence[list[int]],
+        branches: Sequence[Sequence[list[int]]],
+    ) -> tuple[Tensor, list[list[Tensor]]]:
+        """Return what `states` and `branch_states` do, read in one pass where the model allows it.
+
+        The texts must be of the same length.
+        """
+        if not self.can_branch:
+            return self.states(texts), self.branch_states(stems, branches)
+        none: list[list[list[int]]] = [[] for _ in texts]
+        rows = Branches.of([*texts, *stems], [*none, *branches], self.model.device)
+        states, of_branches = self._branched(rows)
+        return states[: len(texts), : len(texts[0])], of_branches[len(texts) :]
 
     @cached_property
     def can_branch(self) -> bool:
@@ -81,7 +98,7 @@ class Reader:
             stem, branch = some, some[: TRIED - 1]
             with torch.no_grad(), sharpen(model, Fixed(1.0)):
                 laid_out = Branches.of([stem], [[branch[::-1], branch]], model.device)
-                _, found = self._branched(laid_out)[0]
+                _, found = self._branched(laid_out)[1][0]
                 wanted = self.states([[*stem, *branch]])[0, length:]
         except torch.OutOfMemoryError:
             raise
@@ -90,11 +107,12 @@ class Reader:
         error = (found - wanted).float().norm() / wanted.float().norm()
         return bool(error < torch.finfo(wanted.dtype).eps ** 0.5)
 
-    def _branched(self, rows: Branches) -> list[list[Tensor]]:
+    def _branched(self, rows: Branches) -> tuple[Tensor, list[list[Tensor]]]:
+        """Return the states of all rows, which begin with the stems', and those of each branch."""
         states = self._read(
             rows.tokens, position_ids=rows.positions, attention_mask=rows.masks(self.model)
         )
-        return [
+        return states, [
             [row[place] for place in places]
             for row, places in zip(states, rows.places, strict=True)
         ]

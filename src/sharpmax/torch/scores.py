@@ -187,6 +187,9 @@ class Scores:
             )
         if self.mask is None or self.mask.ndim < 2 or self.mask.shape[-2] == 1:
             return self._range_lengths().to(dtype).expand(self.shape)
+        if not self.is_causal and self.window is None:
+            seen = self.mask.broadcast_to((*self.mask.shape[:-1], keys))
+            return seen.sum(-1, dtype=dtype).expand(self.shape)
         chunks = []
         for queries in self.chunks():
             visible = self.visible(queries, slice(0, keys))

@@ -21,6 +21,7 @@ from sharpmax.hf.calibrate.losses import (
     are_right,
     of_text,
     shortfall,
+    text_states_and_answer_logits,
 )
 from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import layers_and_heads, sharpen
@@ -322,13 +323,16 @@ class Fitting:
     ) -> tuple[Tensor, Tensor]:
         """Return this part's share of a step's loss, and of its texts', now and before."""
         losses = []
-        answers = answer_logits(self.reader, groups) if groups else []
+        if original is None:
+            answers = answer_logits(self.reader, groups)
+        else:
+            states, answers = text_states_and_answer_logits(self.reader, texts, groups)
         for logits, prompts in zip(answers, groups, strict=True):
             short = shortfall(answer_losses(logits, prompts))
             losses.append(short.mean() / len(batch.prompts))
         of_texts = torch.zeros(2, device=self.chosen.device)
         if original is not None:
-            found = of_text(self.reader, self.reader.states(texts), original, texts)
+            found = of_text(self.reader, states, original, texts)
             share = len(texts) / len(batch.texts)
             losses.append(tie * share * found.price())
             of_texts = share * torch.stack([found.loss, found.original_loss]).detach()

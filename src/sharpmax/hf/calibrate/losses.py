@@ -27,13 +27,36 @@ def answer_logits(reader: Reader, groups: Sequence[Sequence[Prompt]]) -> list[li
     What the prompts of a group have in common at their beginning is read once, where the model
     allows it.
     """
+    return _of_answers(reader, groups, reader.branch_states(*_stems_and_branches(groups)))
+
+
+def text_states_and_answer_logits(
+    reader: Reader, texts: list[list[int]], groups: Sequence[Sequence[Prompt]]
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """Return the states of texts and the logits of answers, read in one pass if there are both."""
+    if not groups:
+        return reader.states(texts), []
+    states, of_branches = reader.states_together(texts, *_stems_and_branches(groups))
+    return states, _of_answers(reader, groups, of_branches)
+
+
+def _stems_and_branches(
+    groups: Sequence[Sequence[Prompt]],
+) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """Return what the prompts of each group have in common, and what follows, answers included."""
     stems, branches = [], []
     for prompts in groups:
         shared = alike([prompt.tokens[:-1] for prompt in prompts])
         stems.append(prompts[0].tokens[:shared])
         branches.append([[*prompt.tokens[shared:], *prompt.answer[:-1]] for prompt in prompts])
+    return stems, branches
+
+
+def _of_answers(
+    reader: Reader, groups: Sequence[Sequence[Prompt]], states_of_groups: list[list[Tensor]]
+) -> list[list[Tensor]]:
     found = []
-    for prompts, states in zip(groups, reader.branch_states(stems, branches), strict=True):
+    for prompts, states in zip(groups, states_of_groups, strict=True):
         sizes = [len(prompt.answer) for prompt in prompts]
         said = [state[-size:] for state, size in zip(states, sizes, strict=True)]
         found.append(list(torch.split(reader.logits(torch.cat(said)), sizes)))

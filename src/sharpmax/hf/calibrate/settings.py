@@ -24,7 +24,8 @@ class Settings:
             shares, one after another. A large one finds what helps, and smaller ones take away of
             it what text must pay for. By default 2, 0.9, 0.6 and 0.4 times `max_text_loss`.
         steps: At each of them, at most, and twice as many at the first.
-        heads: After that, how many heads may stay changed, fewer and fewer.
+        heads: After that, how many heads may stay changed, fewer and fewer, each for half as many
+            steps.
         sink: Whether a row's first key, its sink, stands apart, and what becomes of its odds is
             fitted too. Attention then reads its keys twice.
         entropy: Whether that and β depend on the row's entropy too, where it leaves the band that a

@@ -213,7 +213,12 @@ def head_changes(policy: Policy, length: int) -> list[HeadChange]:
 
 def total_steps(settings: Settings) -> int:
     """Return how many steps a calibration takes at most."""
-    return settings.steps * (len(settings.costs) + 1 + len(settings.heads))
+    return settings.steps * (len(settings.costs) + 1) + _again(settings) * len(settings.heads)
+
+
+def _again(settings: Settings) -> int:
+    """Return how many steps fewer heads are fitted again for: half of those of a cost."""
+    return max(1, settings.steps // 2)
 
 
 class _Study:
@@ -250,7 +255,7 @@ class _Study:
             if name not in self.policies:
                 self.fitting.resume(self.states[start.name])
                 self.fitting.keep_heads(count)
-            self._stage(name, start.allowed, settings.steps)
+            self._stage(name, start.allowed, _again(settings))
             start = dataclasses.replace(start, name=name)
         found = Calibration(self.plain, self.points, self.best(self.points), self.policies)
         self.folder.finish(found)
