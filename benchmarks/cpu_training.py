@@ -1,9 +1,9 @@
 """The cost of a step of training through attention in bfloat16 on a CPU, beside PyTorch's kernel.
 
 Forward and backward, causal, in one run and in turn: PyTorch's SDPA, and `sharpmax.torch.attention`
-with a policy by length and with one that shifts the sink besides, both by large products where the
-CPU multiplies bfloat16 fast. Times are medians with p20 and p80; ratios are medians of the ratios
-of a round.
+with a policy by length and with one that sets the sink apart besides, both by large products where
+the CPU multiplies bfloat16 fast. Times are medians with p20 and p80; ratios are medians of the
+ratios of a round.
 
     python benchmarks/cpu_training.py     writes benchmarks/results/cpu/cpu_training.csv
 """
@@ -23,7 +23,7 @@ SHAPES = [(1, 9, 3, 512, 64), (4, 9, 3, 512, 64), (1, 9, 3, 2048, 64), (1, 8, 8,
 """Batch, heads, key heads, length, width: most of them as in a layer of SmolLM2-135M."""
 POLICIES = {
     "sharpmax LogLinear": LogLinear(256, 0.1, 0.1),
-    "sharpmax LogLinear, sink shifted": LogLinear(256, 0.1, 0.1, sink=0.5),
+    "sharpmax LogLinear, sink apart": LogLinear(256, 0.1, 0.1, sink_apart=True, sink=0.5),
 }
 
 

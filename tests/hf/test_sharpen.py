@@ -126,7 +126,7 @@ def test_the_papers_policy_writes_what_the_formula_writes(decoder, cache):
         assert written(decoder, cache) == expected
 
 
-@pytest.mark.parametrize("policy", [PAPER, APART], ids=["paper", "shifting"])
+@pytest.mark.parametrize("policy", [PAPER, APART], ids=["paper", "sink apart"])
 @torch.no_grad()
 def test_a_prompt_may_come_in_parts(decoder, policy):
     with sharpen(decoder, policy):

@@ -43,7 +43,7 @@ class Request:
         stem: How many queries come before those that the mask is of: they are causal, in the
             window, and the window is theirs alone. None where the mask is of all.
         is_sliding: Whether the layer looks back through a window, whatever is left of its cache.
-            It loses sight of the first token, and so has no sink to shift.
+            It loses sight of the first token, and so has no sink to set apart.
     """
 
     query: Tensor

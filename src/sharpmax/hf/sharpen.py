@@ -149,7 +149,7 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
 
     def policy_of(layer: int, device: torch.device) -> Policy:
         own = policy.layer(layer)
-        held = _on(device, own)  # which, as an array, might shift anything
+        held = _on(device, own)  # whose numbers, as arrays, might be anything
         return held if own.sets_sink_apart == held.sets_sink_apart else BetaAlone(held)
 
     # A layer's number is not asked for in vain: compiled layers would be compiled one by one.

@@ -49,7 +49,7 @@ def squares(
             loss = _loss_of_own_tokens(reader, reader.states([text])[0], generator)
             gradients = torch.autograd.grad(loss, list(numbers.values()), allow_unused=True)
             for name, gradient in zip(found, gradients, strict=True):
-                if gradient is not None:  # no layer may have a sink to shift
+                if gradient is not None:  # no layer may have a sink
                     found[name] += gradient.square()
     return found
 

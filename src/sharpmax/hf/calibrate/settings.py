@@ -8,7 +8,7 @@ from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
 
 CHECKED = ("phone", "pet", "record", "letter")
 """Templates that nothing is fitted to, but that tell when to stop."""
-TIMES = (2.0, 0.9, 0.6, 0.4)
+TIMES = (2.0, 0.9, 0.4)
 """What the loss on text may grow by while fitting, over what the policy that is kept may cost."""
 
 
@@ -22,7 +22,7 @@ class Settings:
         reference_length: Up to which β does not change with the length.
         costs: How much the loss on the text that is fitted to may grow at the full length, as
             shares, one after another. A large one finds what helps, and smaller ones take away of
-            it what text must pay for. By default 2, 0.9, 0.6 and 0.4 times `max_text_loss`.
+            it what text must pay for. By default 2, 0.9 and 0.4 times `max_text_loss`.
         steps: At each of them, at most, and twice as many at the first.
         heads: After that, how many heads may stay changed, fewer and fewer, each for half as many
             steps.
