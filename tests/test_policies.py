@@ -36,6 +36,7 @@ POLICIES = [
     LogLength(16, 0.2),
     LogLinear(16, offset=0.1, by_length=0.3),
     LogLinear(16, 0.1, 0.3, low=0.5, high=2.0, drift=0.2, below=-0.4, above=0.6),
+    LogLinear(16, 0.1, low=0.5, high=2.0, sink_apart=True, sink_above=0.6, sink_log_power=0.2),
     EntropyCap(0.5),
     Interpolated((0.5, 2.0, 4.0), (1.0, 1.5, 3.0)),
     PerHead(Fixed(1.0), {"beta": [1.0, 2.0]}),
@@ -151,21 +152,23 @@ def test_a_sink_apart():
     rows = RowStatistics(entropy, entropy, entropy, length)
     np.testing.assert_allclose(policy.sink_log_odds(rows, 3.0), [5.6, 5.1, 4.1, -5.0])
     np.testing.assert_allclose(policy(rows), 1.0)
-    powerful = LogLinear(8, sink_power=0.5, **band)
+    powerful = LogLinear(8, sink_log_power=0.5, **band)
     np.testing.assert_allclose(powerful.sink_log_odds(rows, entropy), np.exp(0.5) * entropy)
-    most = LogLinear(8, sink_power=9.0, **band)
+    most = LogLinear(8, sink_log_power=9.0, **band)
     np.testing.assert_allclose(most.sink_log_odds(rows, entropy), 8 * entropy)
 
 
 def test_a_sink_stands_apart_only_where_anything_is_done():
     assert not LogLinear(8, sink_apart=True).sets_sink_apart
     assert not LogLinear(8, 0.5).sets_sink_apart
-    for name in ("offset", "by_length", "above", "sink", "sink_below", "sink_power"):
+    for name in ("offset", "by_length", "above", "sink", "sink_below", "sink_log_power"):
         assert LogLinear(8, sink_apart=True, **{name: 0.1}).sets_sink_apart
-    with pytest.raises(ValueError, match="sink_power are for sink_apart=True"):
+    with pytest.raises(ValueError, match="sink_log_power are for sink_apart=True"):
         LogLinear(8, sink=1.0)
     with pytest.raises(TypeError, match="sink_apart must be True or False, got 1"):
         LogLinear(8, sink_apart=1)
+    with pytest.raises(ValueError, match=r"by_head must name settings .* got \['sink_apart'\]"):
+        PerHead(LogLinear(8), {"sink_apart": [True, False]})
 
 
 @given(

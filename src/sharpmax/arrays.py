@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Array: TypeAlias = Any
 """An array of NumPy, PyTorch or JAX; there is no common supertype to name."""
 
+CERTAIN = 80.0
+"""The logarithm of odds beyond which there is no doubt in any precision, nor an overflow yet."""
+
 
 def is_torch(value: object) -> bool:
     """Tell whether `value` is a PyTorch tensor.
@@ -102,6 +105,22 @@ def at_least(least: float, value: Array | float) -> Array | float:
     if isinstance(value, int | float):
         return max(value, least)
     return namespace(value).clip(value, min=least)
+
+
+def first_true(mask: Array) -> Array:
+    """Return where the first of every row is true, along the last axis."""
+    if is_torch(mask):  # whose compiler does not see through the wrapped function
+        return mask & (mask.cumsum(-1) == 1)
+    xp = namespace(mask)
+    return mask & (xp.cumulative_sum(xp.astype(mask, xp.int32), axis=-1) == 1)
+
+
+def sigmoid(array: Array) -> Array:
+    """Return 1/(1 + exp(−x)) without an overflow."""
+    if is_torch(array):
+        return array.sigmoid()
+    xp = namespace(array)
+    return 1 / (1 + xp.exp(-xp.clip(array, -CERTAIN, CERTAIN)))
 
 
 def constant(array: Array) -> Array:

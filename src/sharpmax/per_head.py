@@ -37,7 +37,7 @@ class PerHead(Policy):
             raise TypeError(f"base must be a policy that is not by head itself, got {self.base!r}")
         if not isinstance(self.by_head, Mapping):
             raise TypeError(f"by_head must be a dictionary, got {self.by_head!r}")
-        known = self.base.settings()
+        known = {n: v for n, v in self.base.settings().items() if not isinstance(v, bool)}
         if not self.by_head or self.by_head.keys() - known.keys():
             raise ValueError(
                 f"by_head must name settings of {type(self.base).__name__} "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Number = float | Array
 """A setting of a policy: a number, or inside `PerHead` an array that broadcasts to the rows."""
 
-SINK = ("sink", "sink_by_length", "sink_below", "sink_above", "sink_power")
+SINK = ("sink", "sink_by_length", "sink_below", "sink_above", "sink_log_power")
 """The settings of `LogLinear` that say what becomes of the sink."""
 NARROWEST = 1e-6
 """Nats between two knots of `Interpolated`: less has no slope in single precision."""
@@ -175,7 +175,7 @@ class LogLinear(Policy):
     E and n are theirs, and β acts among them. The sink's odds against them, o in plain attention,
     become
 
-    ln o′ = exp(sink_power)·ln o + γ,
+    ln o′ = exp(sink_log_power)·ln o + γ,
     γ = sink + sink_by_length·max(0, ln(n / reference_length))
         + sink_below·max(0, low − E) + sink_above·max(0, E − high),
 
@@ -184,8 +184,8 @@ class LogLinear(Policy):
 
     The band from `low` to `high` is meant to hold the entropies that a head
     has on ordinary text, `drift` being how they grow with the length there: what happens in it
-    every day stays as it is. Without a band, β reads the length alone and costs no statistics.
-    `calibrate` fits this policy head by head.
+    every day stays as it is. Without a band β reads the length alone, and costs no
+    statistics unless the sink stands apart. `calibrate` fits this policy head by head.
     """
 
     reference_length: Number
@@ -202,7 +202,7 @@ class LogLinear(Policy):
     sink_by_length: Number = 0.0
     sink_below: Number = 0.0
     sink_above: Number = 0.0
-    sink_power: Number = 0.0
+    sink_log_power: Number = 0.0
 
     def __post_init__(self) -> None:
         _require_numbers(self, "reference_length", above=0)
@@ -239,7 +239,7 @@ class LogLinear(Policy):
         slopes = self.sink_by_length, self.sink_below, self.sink_above
         shift = self._linear(rows, self.sink, *slopes)
         xp = namespace(shift)
-        power = _exp_within(self.sink_power, self.most, xp)
+        power = _exp_within(self.sink_log_power, self.most, xp)
         return power * log_odds + xp.clip(shift, -self.most, self.most)
 
     def _linear(
@@ -404,7 +404,9 @@ class Detached(Policy):
     """Another policy's β as a constant, through which no gradient flows.
 
     In training, the logits are then not drawn towards those that give another β, and the
-    backward pass of attention costs hardly more than that of plain attention.
+    backward pass of attention costs hardly more than that of plain attention. Where the policy
+    sets the sink apart, its odds keep the gradient of the logits, which costs that of the
+    statistics, and what the policy does to them is not held constant.
     """
 
     base: Policy

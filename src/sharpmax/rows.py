@@ -18,6 +18,7 @@ from sharpmax.arrays import (
     computing_dtype,
     concat_blocks,
     constant,
+    first_true,
     hold_ceiling,
     is_jax,
     move_axis,
@@ -117,20 +118,29 @@ class LogitRows:
         """Return the same rows as constants, which no gradient flows through."""
         return replace(self, logits=constant(self.logits))
 
-    def apart(self) -> tuple[LogitRows, LogitRows]:
-        """Return the rows without their first visible logit, and with that one alone."""
+    def apart(self) -> tuple[LogitRows, Array, Array]:
+        """Return the rows without their first visible logit, that logit, and where it is.
+
+        The logit is −inf where nothing is visible; where it is, is told in the caller's shape.
+        """
         xp = namespace(self.logits)
-        seen = self.logits > xp.finfo(self.logits.dtype).min
+        seen = ~(self.logits <= xp.finfo(self.logits.dtype).min)
         seen = seen if self.where is None else seen & self.where
-        first = seen & (xp.cumulative_sum(xp.astype(seen, xp.int32), axis=-1) == 1)
-        return replace(self, where=seen & ~first), replace(self, where=first)
+        first = first_true(seen)
+        logits = xp.astype(self.logits, computing_dtype(self.logits), copy=False)
+        logit = xp.sum(xp.where(first, logits, 0.0), axis=-1, keepdims=True)
+        logit = xp.where(xp.any(first, axis=-1, keepdims=True), logit, -math.inf)
+        return replace(self, where=seen & ~first), self._per_row([logit]), self._as_given(first)
 
     def softmax(self, beta: Array | float) -> Array:
         """Return softmax(β·s) in the caller's shape and dtype; zeros where nothing is visible."""
-        xp = namespace(self.logits)
         blocks = (_softmax(logits, b) for logits, b in self._blocks(beta))
-        weights = concat_blocks(blocks, like=self.logits)
-        return move_axis(xp.reshape(weights, (*self.shape, weights.shape[-1])), -1, self.axis)
+        return self._as_given(concat_blocks(blocks, like=self.logits))
+
+    def _as_given(self, rows: Array) -> Array:
+        """Return an array of as many rows in the caller's shape."""
+        rows = namespace(rows).reshape(rows, (*self.shape, rows.shape[-1]))
+        return move_axis(rows, -1, self.axis)
 
     def _blocks(self, beta: Array | float = 1.0) -> Iterator[tuple[Array, Array | float]]:
         """Yield blocks of rows, masked logits at −inf, each with its rows' β as a column."""

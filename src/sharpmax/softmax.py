@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sharpmax.arrays import is_torch, namespace
 from sharpmax.policies import PAPER
 from sharpmax.policy import Policy, require_policy
 from sharpmax.rows import LogitRows
+from sharpmax.sink import sink_shares
+from sharpmax.statistics import RowStatistics
 
 if TYPE_CHECKING:
     from sharpmax.arrays import Array
-
-FAR = 1e30
-"""In place of infinity: differences of it are numbers."""
-CERTAIN = 80.0
-"""The logarithm of odds beyond which there is no doubt in any precision, nor an overflow."""
+    from sharpmax.policy import Rows
 
 
 def softmax(
@@ -31,8 +29,8 @@ def softmax(
         axis: The axis that the weights sum to 1 along.
         where: A boolean array that broadcasts to the logits. Entries where it is false get
             weight 0, as if they were not there; so do logits of −inf and of the dtype's most
-            negative number. A row with nothing left is all zeros. If the policy sets the sink
-            apart, that is the first entry that is left.
+            negative number. A row with nothing left is all zeros. The sink, if the policy
+            sets it apart, is the first entry that is left.
     """
     require_policy(policy)
     rows = LogitRows.of(logits, axis, where)
@@ -47,16 +45,36 @@ def softmax(
 
 def weights_of(rows: LogitRows, policy: Policy) -> Array:
     """Return the weights of rows under a policy, in the caller's shape and dtype."""
-    return _with_sink_apart(rows, policy) if policy.sets_sink_apart else rows.softmax(policy(rows))
+    if policy.sets_sink_apart:
+        return weights_apart(rows, policy).weights
+    return rows.softmax(policy(rows))
 
 
-def _with_sink_apart(rows: LogitRows, policy: Policy) -> Array:
+class Apart(NamedTuple):
+    """The weights of rows whose sink stands apart.
+
+    Attributes:
+        weights: In the caller's shape and dtype.
+        beta: Of the others.
+        share: The sink's.
+        others: The rows without it.
+    """
+
+    weights: Array
+    beta: Array | float
+    share: Array
+    others: LogitRows
+
+
+def weights_apart(rows: LogitRows, policy: Policy) -> Apart:
     """Return the weights where the first visible entry stands apart, and β is for the others."""
-    others, sink = rows.apart()
-    xp = namespace(rows.logits)
-    plain = xp.clip(sink.lse, min=-FAR) - xp.clip(others.lse, min=-FAR)
-    log_odds = policy.sink_log_odds(others, xp.clip(plain, -CERTAIN, CERTAIN))
-    share = 1 / (1 + xp.exp(-xp.clip(log_odds, -CERTAIN, CERTAIN)))
-    share = xp.expand_dims(share, axis=rows.axis)
-    weights = share * sink.softmax(1.0) + (1 - share) * others.softmax(policy(others))
-    return xp.astype(weights, rows.logits.dtype, copy=False)
+    others, logit, first = rows.apart()
+    known: Rows = others
+    if "entropy_at" not in policy.reads:
+        known = RowStatistics(*others.summary(), others.length)
+    share, rest = sink_shares(policy, known, logit)
+    beta = policy(known)
+    xp = namespace(share)
+    of_sink, of_others = (xp.expand_dims(x, axis=rows.axis) for x in (share, rest))
+    weights = of_others * others.softmax(beta) + xp.where(first, of_sink, 0.0)
+    return Apart(xp.astype(weights, rows.logits.dtype, copy=False), beta, share, others)

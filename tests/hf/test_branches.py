@@ -6,6 +6,7 @@ from tiny_models import DECODERS, tiny
 
 from sharpmax import PAPER, LogLength, LogLinear
 from sharpmax.hf import sharpen
+from sharpmax.hf.branches import FILLED_TO, Branches
 from sharpmax.hf.reader import Reader
 
 STEMS = [[*range(3, 40)], [*range(50, 61)]]
@@ -51,3 +52,26 @@ def test_a_stem_may_be_empty():
         found = reader.branch_states([[], [3, 4]], [[[5, 6, 7]], [[8]]])
         wanted = reader.states([[5, 6, 7]])[0]
     torch.testing.assert_close(found[0][0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_texts_and_branches_are_read_together_as_if_apart():
+    texts = [[*range(2, 32)], [*range(12, 42)]]
+    for reader in (Reader(tiny("llama")), Reader(tiny("gpt_oss"))):
+        with torch.no_grad(), sharpen(reader.model, LogLinear(8, 0.2, sink_apart=True, sink=-0.5)):
+            states, branches = reader.states_together(texts, STEMS, BRANCHES)
+            torch.testing.assert_close(states, reader.states(texts), rtol=1e-5, atol=1e-6)
+            wanted = reader.branch_states(STEMS, BRANCHES)
+            for found, alone in zip(branches, wanted, strict=True):
+                for a, b in zip(found, alone, strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_no_position_is_beyond_those_of_the_sequences():
+    rows = Branches.of(STEMS, BRANCHES, torch.device("cpu"))
+    longest = max(
+        len(stem) + len(branch)
+        for stem, branches in zip(STEMS, BRANCHES, strict=True)
+        for branch in branches
+    )
+    assert rows.positions.max() == longest - 1
+    assert rows.tokens.shape[1] % FILLED_TO == 0

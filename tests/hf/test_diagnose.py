@@ -76,6 +76,15 @@ def test_a_learned_sink_counts_as_the_first_token():
     assert all(0 < head.first < 1 and head.largest <= 1 for head in heads)
 
 
+def test_the_spread_beside_a_sink_apart_is_that_of_the_others():
+    def of(policy):
+        return diagnose(tiny("llama"), Letters(), [16], TEXT, policy=policy).heads
+
+    for plain, apart in zip(of(HELD), of(APART), strict=True):
+        assert 0 < apart.spread <= plain.spread
+        assert apart.half_length == pytest.approx(2 * math.exp(apart.beta * apart.spread))
+
+
 @pytest.mark.parametrize("policy", [HELD, APART, LogLinear(8, sink_apart=True, sink=6.0)], ids=repr)
 def test_the_bound_is_above_the_largest_weight(policy):
     for head in diagnose(tiny("llama"), Letters(), LENGTHS, TEXT, policy=policy).heads:

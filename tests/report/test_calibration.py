@@ -42,7 +42,7 @@ def tables(kept: str | None = "cost 0.9%", compared: bool = True) -> Tables:
             "sink_long": 0.5 * (head - 1),
             "sink_below": 0.0,
             "sink_above": 0.3 * (layer - 1),
-            "sink_power": 0.0,
+            "sink_log_power": 0.0,
         }
         for layer in range(6)
         for head in range(3)

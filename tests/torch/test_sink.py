@@ -11,7 +11,7 @@ from sharpmax import Detached, LogLinear, PerHead, Policy
 from sharpmax.torch import attention, row_statistics
 
 LENGTH = 24
-POLICY = LogLinear(8, 0.2, 0.3, sink_apart=True, sink=-0.7, sink_by_length=1.1, sink_power=0.3)
+POLICY = LogLinear(8, 0.2, 0.3, sink_apart=True, sink=-0.7, sink_by_length=1.1, sink_log_power=0.3)
 APART = LogLinear(8, sink_apart=True)
 BY_HEAD = PerHead(APART, {"offset": [0.2, -0.1, 0.0, 0.3], "sink": [1.0, -1.0, 0.0, 0.4]})
 BAND = {"low": 1.0, "high": 2.0, "sink_apart": True}
@@ -31,7 +31,7 @@ def defined(query, key, value, policy, visible, place, softcap=None):
     others = visible.expand(logits.shape) & ~is_sink
     rows = sharpmax.RowStatistics.from_logits(logits, where=others)
     own = (logits * is_sink).sum(-1)
-    odds = policy.sink_log_odds(rows, (own - rows.lse).clamp(max=80))
+    odds = policy.sink_log_odds(rows, (own - rows.lse).clamp(max=1e4))
     share = (torch.sigmoid(odds) * (is_sink & visible).any(-1))[..., None]
     sharper = (torch.as_tensor(policy(rows))[..., None] * logits).masked_fill(~others, -1e9)
     weights = sharper.softmax(-1) * others.any(-1, keepdim=True)
@@ -130,13 +130,27 @@ def test_the_sink_keeps_its_weight_whatever_beta_is(queries, is_causal):
         torch.testing.assert_close(found, plain)
 
 
-def test_a_single_key_has_all_the_weight():
+@pytest.mark.parametrize("log_power", [-2.0, 0.0, 2.0])
+def test_a_single_key_has_all_the_weight(log_power):
     query, key, value = tensors()
+    policy = LogLinear(64, sink_apart=True, sink=-7.5, sink_log_power=log_power)
     one = key[:, :, :1], value[:, :, :1]
     for queries, is_causal in ((1, True), (3, False)):
-        found = attention(query[:, :, :queries], *one, policy=POLICY, is_causal=is_causal)
+        found = attention(query[:, :, :queries], *one, policy=policy, is_causal=is_causal)
         wanted = one[1].repeat_interleave(2, dim=1).expand(found.shape)
         torch.testing.assert_close(found, wanted)
+    assert sharpmax.softmax(np.array([[5.0]]), policy).tolist() == [[1.0]]
+
+
+@given(st.floats(-8, 8), st.floats(-2, 2), st.integers(1, LENGTH - 2))
+def test_padding_changes_nothing(shift, log_power, padding):
+    policy = LogLinear(8, 0.2, sink_apart=True, sink=shift, sink_log_power=log_power)
+    query, key, value = (x.detach() for x in tensors())
+    mask = (torch.arange(LENGTH) >= padding)[None, None, None]
+    found = attention(query, key, value, policy=policy, is_causal=True, mask=mask)
+    parts = (x[:, :, padding:] for x in (query, key, value))
+    wanted = attention(*parts, policy=policy, is_causal=True)
+    torch.testing.assert_close(found[:, :, padding:], wanted)
 
 
 def test_without_numbers_nothing_changes():
@@ -151,9 +165,12 @@ def test_without_numbers_nothing_changes():
 
 
 @pytest.mark.parametrize("queries", [LENGTH, LENGTH + 5, 5])
-def test_statistics_are_those_of_all_keys(queries):
+@pytest.mark.parametrize("hidden", [None, 3])
+@pytest.mark.parametrize("window", [None, 7])
+def test_statistics_are_those_of_all_keys(queries, hidden, window):
     query, key, value = tensors(queries)
-    settings = {"is_causal": True, "implementation": "chunked"}
+    mask = None if hidden is None else (torch.arange(LENGTH) != hidden)[None, None, None]
+    settings = {"is_causal": True, "implementation": "chunked", "mask": mask, "window": window}
     _, found = attention(query, key, value, policy=POLICY, return_statistics=True, **settings)
     wanted = row_statistics(query, key, **settings)
     for a, b in zip(found, wanted, strict=True):
@@ -189,7 +206,7 @@ def test_heads_that_rest_lose_no_digits():
     key[:, :, 0], value[:, :, 0] = 3.0, 0.0  # on which nearly all weight lies, and nothing else
     given = [x.bfloat16() for x in (query, key, value)]
     truth = [x.double() for x in given]
-    for shift in (2.0, -2.0, -8.0):
+    for shift in (7.0, 2.0, -2.0, -8.0):
         policy = LogLinear(64, sink_apart=True, sink=shift)
         wanted = attention(*truth, policy=policy, is_causal=True)
         found = attention(*given, policy=policy, is_causal=True).double()
@@ -215,7 +232,7 @@ def test_what_it_cannot_do():
 @given(st.integers(2, 6), st.floats(-3, 3), st.floats(-1, 1), st.sampled_from([0, 1, -1]))
 def test_the_softmax_of_any_array_raises_the_odds_of_its_first(length, shift, power, axis):
     logits = np.random.default_rng(length).normal(size=(length, length))
-    policy = LogLinear(64, 0.3, sink_apart=True, sink=shift, sink_power=power)
+    policy = LogLinear(64, 0.3, sink_apart=True, sink=shift, sink_log_power=power)
     found = np.moveaxis(sharpmax.softmax(logits, policy, axis=axis), axis, -1)
     plain = np.moveaxis(sharpmax.softmax(logits, sharpmax.Fixed(1.0), axis=axis), axis, -1)
     odds, wanted = (p[..., 0] / (1 - p[..., 0]) for p in (found, plain))
@@ -224,6 +241,15 @@ def test_the_softmax_of_any_array_raises_the_odds_of_its_first(length, shift, po
     others = found[..., 1:] / found[..., 1:].sum(-1, keepdims=True)
     sharper = sharpmax.softmax(rest, sharpmax.Fixed(np.exp(0.3)))
     np.testing.assert_allclose(others, sharper, atol=1e-12)
+
+
+@pytest.mark.parametrize("log_odds", [0.0, 10.0, 16.0, 30.0])
+def test_what_a_sink_leaves_is_exact_in_single_precision(log_odds):
+    logits = np.array([[log_odds, 0.0, 0.5, 1.0]])
+    policy = LogLinear(64, sink_apart=True, sink=1e-30)
+    found = sharpmax.softmax(logits.astype(np.float32), policy)[0, 1:]
+    wanted = sharpmax.softmax(logits, sharpmax.Fixed(1.0))[0, 1:]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 def test_the_softmax_takes_the_first_that_is_seen():

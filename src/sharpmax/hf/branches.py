@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FULL, SLIDING = "full_attention", "sliding_attention"
 """What transformers calls the layers that see all tokens before them, and those with a window."""
 NOBODY = -1
-WHOLE = 64
+FILLED_TO = 64
 """Stems and what follows them are filled up to multiples of so many tokens, so that a GPU's kernels
 are not compiled for ever new lengths."""
 
@@ -77,7 +77,7 @@ class Branches:
         places = []
         for row, (first, some) in enumerate(zip(stems, branches, strict=True)):
             tokens[row, : len(first)] = torch.tensor(first, dtype=torch.long)
-            positions[row, :stem] = torch.arange(stem)
+            positions[row, : len(first)] = torch.arange(len(first))
             ends = list(itertools.accumulate(map(len, some), initial=stem))
             places.append([slice(start, end) for start, end in itertools.pairwise(ends)])
             for owner, (branch, place) in enumerate(zip(some, places[-1], strict=True)):
@@ -119,7 +119,7 @@ class Branches:
 
 
 def _filled_up(length: int) -> int:
-    return max(1, -(-length // WHOLE)) * WHOLE
+    return max(1, -(-length // FILLED_TO)) * FILLED_TO
 
 
 def alike(sequences: Sequence[list[int]]) -> int:

@@ -55,10 +55,10 @@ class Head:
         first: The weight on the first token, or on a learned sink.
         near: The weight on the 32 last tokens.
         beta: The inverse temperature.
-        spread: δ, the largest logit less the smallest.
-        bound: What no weight can exceed at that spread, exp(βδ)/n.
-        half_length: The length beyond which no token can have half of the weight, 2·exp(βδ), for
-            the mean β and δ.
+        spread: δ, the largest logit less the smallest; of the others where the sink stands apart.
+        bound: What no weight can exceed at that spread, exp(βδ)/n, but the share of such a sink.
+        half_length: The length beyond which no token, but such a sink, can have half of the
+            weight, 2·exp(βδ), for the mean β and δ.
     """
 
     case: str

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sharpmax.arrays import at_least
 from sharpmax.rows import SMALLEST_BETA, LogitRows
-from sharpmax.softmax import weights_of
+from sharpmax.softmax import weights_apart
 from sharpmax.statistics import RowStatistics
 from sharpmax.theory import weight_bounds
 
@@ -29,9 +29,9 @@ largest: The largest weight.
 first: The weight on the first token, or on the learned sink.
 near: The weight on the query's own token and the `NEAR` − 1 before it.
 beta: The inverse temperature that the policy chose.
-spread: δ, the largest logit less the smallest, before β.
+spread: δ, the largest logit less the smallest, before β; of the others where the sink stands apart.
 bound: exp(βδ)/n, which no weight can exceed (Lemma 2.1), at most 1. Where the sink stands apart,
-    its share, or that bound for the rest.
+    its share or, if that is more, this bound on the others.
 """
 
 NEAR = 32
@@ -61,7 +61,7 @@ def _of_rows(scores: Scores, policy: Policy, queries: slice) -> Tensor:
     of_row = _Row(scores, queries, keys, scores.lengths()[..., queries], maximum - lowest)
     if policy.sets_sink_apart and keys.start == 0:
         whole = LogitRows.of(z, where=scores.visible(queries, keys))
-        return _measures_apart(whole, policy, of_row)
+        return _measures_apart(whole, z, policy, of_row)
     rows = None
     if "entropy_at" in policy.reads:
         rows = LogitRows.of(z.clone(), where=scores.visible(queries, keys))
@@ -76,15 +76,18 @@ def _of_rows(scores: Scores, policy: Policy, queries: slice) -> Tensor:
     return of_row.measures(weights, total, entropy, beta, torch.as_tensor(bound))
 
 
-def _measures_apart(rows: LogitRows, policy: Policy, of_row: _Row) -> Tensor:
-    """Return the measures of rows whose sink stands apart: the bound is on the others, or it."""
-    others, _ = rows.apart()
-    beta = of_row.each(at_least(SMALLEST_BETA, policy(others)))
-    weights = weights_of(rows, policy)
-    entropy = torch.special.entr(weights).sum(-1)
-    _, bound = weight_bounds(of_row.spread, others.length.clamp(min=1), beta)
-    sink = weights[..., 0]
+def _measures_apart(rows: LogitRows, z: Tensor, policy: Policy, of_row: _Row) -> Tensor:
+    """Return the measures of rows whose sink stands apart; β and spread are of the others."""
+    weights, chosen, sink, others = weights_apart(rows, policy)
+    assert others.where is not None
+    seen = others.where.view(z.shape)
+    lowest = torch.where(seen, z, math.inf).amin(-1)
+    spread = torch.where(seen.any(-1), others.max - lowest, 0.0)
+    of_row = replace(of_row, spread=spread)
+    beta = of_row.each(at_least(SMALLEST_BETA, chosen))
+    _, bound = weight_bounds(spread, others.length.clamp(min=1), beta)
     bound = torch.maximum(sink, (1 - sink) * torch.as_tensor(bound).clamp(max=1))
+    entropy = torch.special.entr(weights).sum(-1)
     total = 1 / weights.amax(-1).clamp(min=torch.finfo(weights.dtype).tiny)
     return of_row.measures(weights * total[..., None], total, entropy, beta, bound)
 

@@ -50,8 +50,8 @@ def attention(
             heads (grouped-query attention).
         value: Of shape (batch, key heads, keys, value width).
         policy: Chooses β from a row's statistics. One that reads no more than the length costs
-            no statistics pass. One that sets the sink apart takes key 0 for it, or the first
-            key that the mask shows, where a query sees it.
+            no statistics pass, unless it sets the sink apart. That is key 0, or the first key
+            that the mask shows, where a query sees it.
         is_causal: Whether a query sees no key after it. The last query stands at the last key,
             also where there are more keys than queries.
         mask: A boolean tensor that broadcasts to (batch, heads, queries, keys), True where a

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad
 
-from sharpmax.softmax import CERTAIN, FAR
+from sharpmax.sink import sink_shares
 from sharpmax.statistics import RowStatistics
 
 if TYPE_CHECKING:
@@ -62,13 +62,11 @@ class SinkApart:
     def joined(self, out: Tensor, statistics: RowStatistics, policy: Policy) -> Tensor:
         """Return attention to all keys from that to the others, and the statistics of these."""
         before, sees = self.before, self.sees
-        plain = self.logit[..., before:] - statistics.lse.clamp(min=-FAR)
-        share = torch.sigmoid(policy.sink_log_odds(statistics, plain.clamp(-CERTAIN, CERTAIN)))
-        if sees is not None:
-            share = torch.where(sees[..., before:], share, 0.0)
+        shares = sink_shares(policy, statistics, self._seen_logit[..., before:])
         # In half precision the share of a head that rests would be 1, and nothing left over.
         more = torch.promote_types(out.dtype, torch.float32)
-        joined = torch.lerp(out.to(more), self.own.to(more), share[..., None]).to(out.dtype)
+        share, rest = (part[..., None] for part in shares)
+        joined: Tensor = (rest * out.to(more) + share * self.own.to(more)).to(out.dtype)
         if not before:
             return joined
         first = self.own.expand(*self.logit.shape, -1)[:, :, :before]
@@ -82,11 +80,15 @@ class SinkApart:
             pad(part, (self.before, 0), value=empty)
             for part, empty in zip(statistics, nothing, strict=True)
         ]
-        logit = self.logit
-        logit = logit if self.sees is None else torch.where(self.sees, logit, -torch.inf)
+        logit = self._seen_logit
         none = torch.zeros_like(logit)
         sink = RowStatistics(logit, logit, none, torch.where(logit > -torch.inf, 1.0, none))
         return RowStatistics(*others).merge(sink)
+
+    @property
+    def _seen_logit(self) -> Tensor:
+        """The sink's logit, −inf where it is not seen."""
+        return self.logit if self.sees is None else torch.where(self.sees, self.logit, -torch.inf)
 
 
 def other_keys(scores: Scores) -> Scores:
@@ -126,7 +128,9 @@ def _at(keys: Tensor, places: Tensor | None) -> Tensor:
     if places is None:
         return keys[:, :, :1]
     batch, heads, _, width = keys.shape
-    return keys.gather(2, places[..., None].expand(batch, heads, -1, width))
+    # The gradients of many queries add up in one place: more than half precision can hold.
+    more = torch.promote_types(keys.dtype, torch.float32)
+    return keys.to(more).gather(2, places[..., None].expand(batch, heads, -1, width))
 
 
 def _logits_at(scores: Scores, places: Tensor | None) -> Tensor:

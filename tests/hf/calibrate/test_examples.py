@@ -6,7 +6,7 @@ import pytest
 from tiny_fit import SETTINGS, TEXT
 from tiny_models import letters
 
-from sharpmax.hf.branches import WHOLE, alike
+from sharpmax.hf.branches import FILLED_TO, alike
 from sharpmax.hf.calibrate import Examples, Question, Settings
 from sharpmax.hf.calibrate.examples import ENDS
 from sharpmax.hf.calibrate.settings import CHECKED
@@ -69,7 +69,7 @@ def test_steps_have_half_the_length_the_whole_and_any_in_turn():
     assert {*first[::3]} == {320}
     assert {*first[1::3]} == {640}
     assert len({*first[2::3]}) > 3
-    assert all(length % WHOLE == 0 for length in first[2::3])
+    assert all(length % FILLED_TO == 0 for length in first[2::3])
     assert all(SETTINGS.shortest <= length <= 640 for length in first[2::3])
     for batch, length in zip(steps, first, strict=True):
         longest = [max(len(p.tokens) + len(p.answer) for p in prompts) for prompts in batch.prompts]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from sharpmax.hf.branches import WHOLE
+from sharpmax.hf.branches import FILLED_TO
 from sharpmax.hf.texts import prose
 from sharpmax.tasks.key_value import TEMPLATES, Prompt, Template, drawn_template, make_prompts
 from sharpmax.tasks.key_value.prompts import NoRoomError
@@ -29,6 +29,8 @@ ENDS = 0.2
 one: what a model finds before it is fitted at all, it must not lose."""
 CHECKED_TOGETHER = 4
 """Questions for one text among the prompts to look at: fewer, so that there are more texts."""
+TRIES = 100
+"""Templates to try, until one has room for its lines."""
 CHECKED_QUESTIONS = 4
 """Of so many questions, one is looked at, and not fitted to."""
 
@@ -135,7 +137,7 @@ class Examples:
         settings = self.settings
         random = self._random("step", step)
         exponent = random.uniform(math.log(settings.shortest), math.log(settings.length))
-        any_length = max(settings.shortest, int(math.exp(exponent)) // WHOLE * WHOLE)
+        any_length = max(settings.shortest, int(math.exp(exponent)) // FILLED_TO * FILLED_TO)
         length = (*self._lengths, any_length)[step % (len(self._lengths) + 1)]
         own = [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]
         drawn = random.choices(own, k=round(settings.own * settings.prompts)) if own else []
@@ -209,10 +211,14 @@ class Examples:
         if random.random() < settings.drawn:
             with contextlib.suppress(NoRoomError):
                 return self._prompts(drawn_template(random), length, random, settings.asked)
-        while True:  # which ends: each of these was seen to fit
-            with contextlib.suppress(NoRoomError):
-                template = TEMPLATES[random.choice(settings.templates)]
+        for left in reversed(range(TRIES)):  # each of these has found room once
+            template = TEMPLATES[random.choice(settings.templates)]
+            try:
                 return self._prompts(template, length, random, settings.asked)
+            except NoRoomError:
+                if not left:
+                    raise
+        raise AssertionError("there is at least one try")
 
     def _prompts(self, template: Template, length: int, random: Random, count: int) -> list[Prompt]:
         depth = random.choice((0.0, 1.0)) if random.random() < ENDS * count else None

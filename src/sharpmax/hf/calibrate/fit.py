@@ -86,8 +86,8 @@ class Check:
 class _ConstantEntropy(LogLinear):
     """A policy in a fit: its numbers get gradients, and the rows' entropies carry none on.
 
-    What a head does to the entropies of those above it is left out of the gradient, which spares
-    the statistics their backward pass. How β and γ follow from the entropy is in it all the same.
+    What a head does to the entropies of those above it is left out of the gradient. How
+    β and γ follow from the entropy is in it all the same.
     """
 
     def __call__(self, rows: Rows) -> Array:
@@ -117,7 +117,7 @@ class Fitting:
         shape, device = layers_and_heads(model), model.device
         names = ["offset", "by_length", *(["below", "above"] if settings.entropy else [])]
         if settings.sink:
-            names += [*[SINK[name] for name in names], "sink_power"]
+            names += [*[SINK[name] for name in names], "sink_log_power"]
         self.numbers = {name: torch.zeros(shape, device=device).requires_grad_() for name in names}
         self.chosen = torch.ones(shape, dtype=torch.bool, device=device)
         self.optimizer = torch.optim.Adam(self.numbers.values(), lr=settings.learning_rate)

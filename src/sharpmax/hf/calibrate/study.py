@@ -159,7 +159,7 @@ class HeadChange:
         sink_long: The same at the longest length.
         sink_below: What γ gains for each nat of entropy below the head's band.
         sink_above: The same above it.
-        sink_power: The logarithm of the power that the sink's odds are raised to.
+        sink_log_power: The logarithm of the power that the sink's odds are raised to.
     """
 
     layer: int
@@ -172,7 +172,7 @@ class HeadChange:
     sink_long: float
     sink_below: float
     sink_above: float
-    sink_power: float
+    sink_log_power: float
 
 
 def head_changes(policy: Policy, length: int) -> list[HeadChange]:
@@ -205,7 +205,7 @@ def head_changes(policy: Policy, length: int) -> list[HeadChange]:
             sink_long=within(most, of("sink") + growth * of("sink_by_length")),
             sink_below=of("sink_below"),
             sink_above=of("sink_above"),
-            sink_power=within(math.log(most), of("sink_power")),
+            sink_log_power=within(math.log(most), of("sink_log_power")),
         )
 
     return [change(layer, head) for layer in range(layers) for head in range(heads)]

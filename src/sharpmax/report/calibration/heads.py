@@ -13,7 +13,7 @@ from sharpmax.report.rows import Row
 MEASURES = {
     "long": "ln β at the longest length, within the band",
     "sink_long": "γ at the longest length: what is added to the log-odds of the sink",
-    "sink_power": "ln of the power that the odds of the sink are raised to",
+    "sink_log_power": "ln of the power that the odds of the sink are raised to",
     "above": "ln β for each nat of entropy above the band",
     "below": "ln β for each nat of entropy below the band",
     "sink_above": "γ for each nat of entropy above the band",
@@ -44,7 +44,7 @@ def _map(heads: Sequence[Row], field: str) -> alt.Chart:
         alt.Tooltip("long:Q", title="ln β at the longest", format="+.3f"),
         alt.Tooltip("sink_short:Q", title="γ up to the reference length", format="+.3f"),
         alt.Tooltip("sink_long:Q", title="γ at the longest", format="+.3f"),
-        alt.Tooltip("sink_power:Q", title="ln of the sink's power", format="+.3f"),
+        alt.Tooltip("sink_log_power:Q", title="ln of the sink's power", format="+.3f"),
         alt.Tooltip("below:Q", title="ln β a nat below the band", format="+.3f"),
         alt.Tooltip("above:Q", title="ln β a nat above the band", format="+.3f"),
         alt.Tooltip("sink_below:Q", title="γ a nat below the band", format="+.3f"),

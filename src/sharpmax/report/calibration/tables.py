@@ -20,7 +20,7 @@ class Tables:
         points: The policies along the way: name, allowed, heads, retrieval, text_cost, … of each.
         kept: The name of the one that is kept, or None.
         heads: What that one, or else the last, does to every head: layer, head, short, long,
-            below, above, sink_short, sink_long, sink_below, sink_above and sink_power.
+            below, above, sink_short, sink_long, sink_below, sink_above and sink_log_power.
         scores: Policies beside each other: case, task, length, value, low, high and samples of
             each; empty if they were not compared.
     """
