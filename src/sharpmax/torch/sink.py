@@ -60,7 +60,7 @@ class SinkApart:
         )
 
     def joined(self, out: Tensor, statistics: RowStatistics, policy: Policy) -> Tensor:
-        """Return attention to all keys from that to the others, and the statistics of these."""
+        """Return attention to all keys, from that to the others and their statistics."""
         before, sees = self.before, self.sees
         shares = sink_shares(policy, statistics, self._seen_logit[..., before:])
         # In half precision the share of a head that rests would be 1, and nothing left over.

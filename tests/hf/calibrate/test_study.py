@@ -54,7 +54,7 @@ def test_a_calibration_goes_on_from_a_policy_and_tells_so(model, tmp_path):
         again(None)
 
 
-@pytest.mark.parametrize("until", [5, 8])  # among the costs, and among the heads
+@pytest.mark.parametrize("until", [5, 7])  # among the costs, and among the heads
 def test_a_run_that_was_stopped_ends_like_one_that_was_not(model, tmp_path, until):
     whole = calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path / "a")
     steps = 0
