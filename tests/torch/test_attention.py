@@ -460,7 +460,7 @@ def test_bad_arguments_are_named():
         ),
         ("policy must be", TypeError, lambda: attention(query, key, value, policy=2.0)),
         (
-            "implementation must be one of hopper, triton, flash, chunked, reference",
+            "implementation must be one of hopper, triton, products, flash, chunked, reference",
             ValueError,
             lambda: row_statistics(query, key, implementation="fast"),
         ),

@@ -1,11 +1,18 @@
-"""Attention in training by large products of bfloat16, on a CPU that multiplies it fast."""
+"""Attention and its statistics in training by large products, on a CPU with fast bfloat16."""
 
 import pytest
 import torch
-from attention_cases import Case, assert_tempered_fits, causal, poison_fresh_memory
+from attention_cases import (
+    Case,
+    assert_statistics_fit,
+    assert_tempered_fits,
+    causal,
+    poison_fresh_memory,
+)
 
 from sharpmax.policies import LogLength
-from sharpmax.torch import attention
+from sharpmax.torch import attention, row_statistics
+from sharpmax.torch.row_statistics import chosen
 from sharpmax.torch.scores import Scores
 from sharpmax.torch.tempered import attend, products, sdpa
 
@@ -27,7 +34,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _fast_and_poisoned(monkeypatch):
-    monkeypatch.setattr(products, "multiplies_fast", lambda: True)
+    monkeypatch.setattr("sharpmax.torch.products.multiplies_fast", lambda: True)
     poison_fresh_memory(monkeypatch)
 
 
@@ -40,6 +47,33 @@ def tensors(batch=1):
 def test_as_near_to_float64_as_the_materialised_form(case, monkeypatch):
     monkeypatch.setattr("sharpmax.torch.scores.CHUNK_ELEMENTS", 15_000)  # several chunks
     assert_tempered_fits(case, torch.bfloat16, "cpu", "products")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_statistics_as_near_to_float64_as_those_of_the_materialised_form(case, monkeypatch):
+    monkeypatch.setattr("sharpmax.torch.scores.CHUNK_ELEMENTS", 15_000)  # several chunks
+    assert_statistics_fit(case, torch.bfloat16, "cpu", "products")
+
+
+def test_the_gradient_by_all_statistics_is_the_sum_of_those_by_each():
+    query, key, _ = tensors()
+    rows = row_statistics(query, key, is_causal=True, implementation="products")
+    by_each = [
+        torch.autograd.grad(statistic.sum(), (query, key), retain_graph=True)
+        for statistic in (rows.lse, rows.entropy)
+    ]
+    together = torch.autograd.grad((rows.lse + rows.entropy).sum(), (query, key))
+    for whole, *parts in zip(together, *by_each, strict=True):
+        torch.testing.assert_close(whole, sum(parts), atol=0.05, rtol=0.05)
+
+
+def test_statistics_by_products_in_training_alone():
+    query, key, _ = tensors()
+    scores = Scores.of(query, key, **SETTINGS)
+    assert chosen(scores) == "products"
+    assert chosen(scores, reads=frozenset({"max"})) == "chunked"  # whose maximum has a gradient
+    with torch.no_grad():
+        assert chosen(scores) == "flash"
 
 
 def test_other_strides_and_a_beta_for_all():
@@ -95,7 +129,7 @@ def test_what_is_left_to_others(monkeypatch):
     hidden[3] = False
     assert "key for every query" in refused(is_causal=False, mask=hidden)
     assert "key for every query" in refused(key=key[:, :, :80], value=value[:, :, :80])
-    monkeypatch.setattr(products, "multiplies_fast", lambda: False)
+    monkeypatch.setattr("sharpmax.torch.products.multiplies_fast", lambda: False)
     assert "CPU" in refused()
 
 

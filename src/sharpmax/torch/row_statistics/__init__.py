@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from sharpmax.torch.autocast import as_under_autocast
-from sharpmax.torch.row_statistics import chunked, flash, hopper, reference, triton
+from sharpmax.torch.row_statistics import chunked, flash, hopper, products, reference, triton
 from sharpmax.torch.scores import Scores
 
 if TYPE_CHECKING:
@@ -33,13 +33,15 @@ class Implementation(Protocol):
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "hopper": hopper,
     "triton": triton,
+    "products": products,
     "flash": flash,
     "chunked": chunked,
     "reference": reference,
 }
 
 FASTEST_FIRST = {"cuda": ("hopper", "triton", "flash", "chunked")}
-"""By device; elsewhere flash and chunked. The last takes every call."""
+"""By device; the last takes every call."""
+ELSEWHERE = ("products", "flash", "chunked")
 
 
 @as_under_autocast
@@ -62,7 +64,8 @@ def row_statistics(
 
     Args:
         implementation: "hopper" (one fused pass, Hopper GPUs, plain logits), "triton" (one
-            fused pass, CUDA), "flash" (from a flash kernel's log-sum-exp; it cannot tell the
+            fused pass, CUDA), "products" (large products, bfloat16 in training on CPUs that
+            multiply it fast), "flash" (from a flash kernel's log-sum-exp; it cannot tell the
             rows' maximum, which is NaN), "chunked" (a few queries at a time, any device and any
             logits) or "reference" (all logits at once). None chooses the fastest that can take
             the call; a named one takes it or raises NotImplementedError with its reason.
@@ -89,7 +92,7 @@ def chosen(
         if reason := _refusal(implementation, scores, reads):
             raise NotImplementedError(f"the {implementation} row statistics {reason}")
         return implementation
-    names = FASTEST_FIRST.get(scores.query.device.type, ("flash", "chunked"))
+    names = FASTEST_FIRST.get(scores.query.device.type, ELSEWHERE)
     return next(name for name in names if _refusal(name, scores, reads) is None)
 
 
@@ -106,6 +109,6 @@ def _refusal(name: str, scores: Scores, reads: frozenset[str]) -> str | None:
         in_training = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         if name == "flash":
             return "cannot tell the rows' maximum, which the policy reads"
-        if name in ("hopper", "triton") and in_training:
+        if name in ("hopper", "triton", "products") and in_training:
             return "have no gradient by the rows' maximum, which the policy reads"
     return IMPLEMENTATIONS[name].refusal(scores)
