@@ -109,16 +109,30 @@ def test_layers_without_a_sink_and_models_that_cannot_branch_are_fitted_too(exam
     assert 0 <= fitting.check().retrieval <= 1
 
 
+def test_what_the_heads_are_worth_adds_up_to_what_the_loss_has_gained(examples):
+    model = tiny("llama", max_position_embeddings=512).double()
+    fitting = fitting_of(model, examples, dataclasses.replace(SETTINGS, entropy=False))
+    batch = examples.batch(1)
+    plain = loss_of_answers(fitting, batch)
+    for _ in range(12):
+        fitting.step(batch, tie=0.0)
+    numbers = {name: value.detach().clone() for name, value in fitting.numbers.items()}
+    worth = fitting.worth([batch] * 16, tie=0.0)
+    assert float(worth.sum()) == pytest.approx(plain - loss_of_answers(fitting, batch), rel=0.02)
+    assert all(torch.equal(value, numbers[name]) for name, value in fitting.numbers.items())
+
+
 def test_only_some_heads_stay_changed(model, examples):
     fitting = fitting_of(model, examples)
     for step in range(3):
         fitting.step(examples.batch(step), 1.0)
-    largest = fitting.changes().flatten().argmax()
-    fitting.keep_heads(2)
+    worth = fitting.worth([examples.batch(step) for step in range(3)], 1.0)
+    best = worth.flatten().argmax()
+    fitting.keep_heads(2, worth)
     fitting.step(examples.batch(3), 1.0)
     changed = fitting.changes().flatten() > 0
     assert changed.sum() == 2
-    assert changed[largest]
+    assert changed[best]
     changes = head_changes(fitting.policy(), SETTINGS.length)
     numbers = [dataclasses.astuple(change)[2:] for change in changes]
     assert sum(any(of_head) for of_head in numbers) == 2

@@ -201,9 +201,32 @@ class Fitting:
         numbers = {name: value.detach() for name, value in self._masked().items()}
         return changes(numbers, self.settings)
 
-    def keep_heads(self, count: int) -> None:
-        """Leave only so many heads changed: those that are changed most."""
-        largest = self.changes().flatten().topk(min(count, self.chosen.numel())).indices
+    def worth(self, batches: Sequence[Batch], tie: float) -> Tensor:
+        """Return by how much what is done to each head lowers the loss, over all heads together.
+
+        These are the integrated gradients of Sundararajan et al. (2017): the path is the straight
+        line from plain attention, and each batch is read at another place of it. What a head does
+        in the company of the others counts, and how much it is changed does not.
+        """
+        whole = {name: value.detach().clone() for name, value in self.numbers.items()}
+        found = torch.zeros(self.chosen.shape, device=self.chosen.device)
+        for place, batch in enumerate(batches):
+            with torch.no_grad():
+                for name, value in self.numbers.items():
+                    value.copy_((place + 0.5) / len(batches) * whole[name])
+            self._gradients(batch, tie)
+            for name, value in self.numbers.items():
+                assert value.grad is not None
+                found -= value.grad * whole[name] / len(batches)
+        with torch.no_grad():
+            for name, value in self.numbers.items():
+                value.copy_(whole[name])
+        return found
+
+    def keep_heads(self, count: int, worth: Tensor) -> None:
+        """Leave only so many heads changed: those of the greatest worth."""
+        worth = worth.masked_fill(~self.chosen, -math.inf)
+        largest = worth.flatten().topk(min(count, worth.numel())).indices
         kept = torch.zeros_like(self.chosen.flatten())
         kept[largest] = True
         self.chosen &= kept.view_as(self.chosen)
@@ -214,6 +237,17 @@ class Fitting:
         Returns:
             By which share the loss of the batch's texts has grown.
         """
+        growth = self._gradients(batch, tie)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * self.settings.learning_rate
+        self.optimizer.step()
+        with torch.no_grad():
+            for value in self.numbers.values():
+                value *= self.chosen
+        return growth
+
+    def _gradients(self, batch: Batch, tie: float) -> float:
+        """Leave the gradients of a batch's loss with the numbers, and return its texts' growth."""
         settings, processes = self.settings, self.processes
         # A model that must read a text for every question is asked but one.
         asked = settings.asked if self.reader.can_branch else 1
@@ -236,12 +270,6 @@ class Fitting:
             if value.grad is None:  # more processes than sequences
                 value.grad = torch.zeros_like(value)
             processes.add_up(value.grad)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * settings.learning_rate
-        self.optimizer.step()
-        with torch.no_grad():
-            for value in self.numbers.values():
-                value *= self.chosen
         processes.add_up(of_texts)
         growth: float = processes.first(float(of_texts[0] / of_texts[1]) - 1)
         return growth

@@ -39,6 +39,8 @@ SLOWEST = 0.05
 """The share of the learning rate that a stage ends with."""
 WARM_UP = 10
 """Steps until the learning rate is taken whole: Adam's first know nothing of the noise yet."""
+JUDGED_BY = 9
+"""Batches that tell which heads help most: each length that steps have, three times."""
 STATE, TENSORS, POINTS = "state.json", "state.safetensors", "points.csv"
 
 Tell = Callable[[str, int], None]
@@ -254,7 +256,7 @@ class _Study:
             name = f"{count} heads"
             if name not in self.policies:
                 self.fitting.resume(self.states[start.name])
-                self.fitting.keep_heads(count)
+                self.fitting.keep_heads(count, self._worth())
             self._stage(name, start.allowed, _again(settings))
             start = dataclasses.replace(start, name=name)
         found = Calibration(self.plain, self.points, self.best(self.points), self.policies)
@@ -270,6 +272,11 @@ class _Study:
             and point.retrieval > self.plain.retrieval
         ]
         return max(within, key=lambda p: (p.retrieval, -p.shortfall), default=None)
+
+    def _worth(self) -> Tensor:
+        """Return by how much every head helps, on the batches that the next steps begin with."""
+        batches = [self.fitting.examples.batch(self.step + i) for i in range(JUDGED_BY)]
+        return self.fitting.worth(batches, self.tie)
 
     def _stage(self, name: str, allowed: float, steps: int) -> None:
         """Fit for some steps, and keep the best of the looks at what is not fitted to.
