@@ -89,6 +89,7 @@ def test_the_folder_holds_policies_that_tell_where_they_come_from(model, tmp_pat
     assert [point.name for point in found.points] == [
         "cost 400%",
         "cost 200%",
+        "further",
         "3 heads",
         "1 heads",
     ]
@@ -141,6 +142,33 @@ def test_the_best_within_the_cost_is_kept_and_nothing_that_is_no_better(model, e
     assert study.best([dear, fair, good]) == good
     assert study.best([dear]) is None
     assert study.best([point("no better", 0.2, 0.0)]) is None
+
+
+@pytest.mark.parametrize(("gain", "times"), [(1.0, 1.2), (-1.0, None)])
+def test_what_lies_further_along_the_way_is_kept_while_it_helps_and_text_may_pay_for_it(
+    model, examples, monkeypatch, gain, times
+):
+    settings = dataclasses.replace(SETTINGS, max_text_loss=0.01)
+    fitting = fitting_of(model, examples, settings)
+    nowhere = _Folder(None, model, "", examples, Processes())
+    study = _Study(fitting, settings, nowhere, lambda *_: None, {})
+    with torch.no_grad():
+        fitting.numbers["sink"].fill_(1.0)
+
+    def check():
+        far = float(fitting.numbers["sink"].detach().mean())
+        return Check(0.5, 1.0, 1 - 0.1 * gain * far, 2.0, 0.0, text_cost=0.006 * far**2)
+
+    monkeypatch.setattr(fitting, "check", check)
+    study._keep("cost 1%", 0.01, 4, check(), study._state())
+    study._go_further(study.points[-1])
+    if times is None:
+        assert [point.name for point in study.points] == ["cost 1%"]
+        return
+    before, further = (study.policies[name].by_head["sink"] for name in ("cost 1%", "further"))
+    assert further[1][2] == pytest.approx(times * before[1][2], abs=1e-3)
+    assert study.points[-1].text_cost == pytest.approx(0.006 * times**2)
+    assert (study.points[-1].steps, study.points[-1].allowed) == (4, 0.01)
 
 
 def test_what_does_not_fit(model):

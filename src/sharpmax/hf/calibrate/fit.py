@@ -231,6 +231,12 @@ class Fitting:
         kept[largest] = True
         self.chosen &= kept.view_as(self.chosen)
 
+    def scale(self, times: float) -> None:
+        """Take every head so many times as far from plain attention."""
+        with torch.no_grad():
+            for value in self.numbers.values():
+                value *= times
+
     def step(self, batch: Batch, tie: float, rate: float = 1.0) -> float:
         """Take one step of Adam, at a share of its learning rate.
 

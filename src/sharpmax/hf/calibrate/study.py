@@ -41,6 +41,8 @@ WARM_UP = 10
 """Steps until the learning rate is taken whole: Adam's first know nothing of the noise yet."""
 JUDGED_BY = 9
 """Batches that tell which heads help most: each length that steps have, three times."""
+FURTHER, LEAP, MOST_LEAPS = "further", 0.1, 10
+"""The policy that lies further along the way of the last cost, how much at a time, how often."""
 STATE, TENSORS, POINTS = "state.json", "state.safetensors", "points.csv"
 
 Tell = Callable[[str, int], None]
@@ -251,7 +253,10 @@ class _Study:
         stages = len(settings.costs)
         for number, cost in enumerate(settings.costs):
             self._stage(f"cost {100 * cost:g}%", cost, settings.steps * (1 if number else 2))
-        start = self.best(self.points[:stages]) or self.points[stages - 1]
+        if len(self.points) == stages:
+            self._go_further(self.points[-1])
+        whole = self.points[: stages + (FURTHER in self.policies)]
+        start = self.best(whole) or self.points[stages - 1]
         for count in settings.heads:
             name = f"{count} heads"
             if name not in self.policies:
@@ -312,16 +317,33 @@ class _Study:
         self.tell(name, before + steps - self.step)
         assert best is not None
         check, state, found_at = best
-        self.fitting.resume(state)
         self.tie = tie.value
-        point = Point(
-            name=name,
-            allowed=allowed,
-            heads=int((self.fitting.changes() > CHANGED).sum()),
-            steps=found_at,
-            **asdict(check),
-        )
-        self.points.append(point)
+        self._keep(name, allowed, found_at, check, state)
+
+    def _go_further(self, point: Point) -> None:
+        """Go on along the straight way from plain attention, as far as text may pay for it.
+
+        Steps end short of where they lead, and what the way goes on to need not be fitted.
+        """
+        found, least = None, point.shortfall
+        for leaps in range(1, MOST_LEAPS + 1):
+            self.tell(FURTHER, 0)
+            self.fitting.resume(self.states[point.name])
+            self.fitting.scale(1 + leaps * LEAP)
+            check = self.fitting.processes.first(self.fitting.check())
+            if check.text_cost > self.settings.max_text_loss or check.shortfall >= least:
+                break
+            found, least = (check, self._state()), check.shortfall
+        if found is not None:
+            self._keep(FURTHER, self.settings.max_text_loss, point.steps, *found)
+
+    def _keep(
+        self, name: str, allowed: float, steps: int, check: Check, state: dict[str, Tensor]
+    ) -> None:
+        """Keep a policy along the way, and begin from there."""
+        self.fitting.resume(state)
+        heads = int((self.fitting.changes() > CHANGED).sum())
+        self.points.append(Point(name, allowed, heads, steps, **asdict(check)))
         self.policies[name], self.states[name] = self.fitting.policy(), state
         self.folder.keep(self)
 
