@@ -228,7 +228,7 @@ def _share(option: str, value: str) -> float:
     number = value.strip().removesuffix("%")
     in_percent = number != value.strip()
     try:
-        share = float(number) / (100 if in_percent else 1)
+        share = round(float(number) / (100 if in_percent else 1), 10)  # 0.9% is 0.009
         if in_percent or share < 1:
             return share
     except ValueError:

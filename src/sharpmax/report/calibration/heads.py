@@ -12,7 +12,7 @@ from sharpmax.report.rows import Row
 
 MEASURES = {
     "long": "ln β at the longest length, within the band",
-    "sink_long": "γ at the longest length: what is added to the log-odds of the sink",
+    "sink_long": "γ at the longest length, within the band",
     "sink_log_power": "ln of the power that the odds of the sink are raised to",
     "above": "ln β for each nat of entropy above the band",
     "below": "ln β for each nat of entropy below the band",
