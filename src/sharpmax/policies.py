@@ -440,6 +440,43 @@ class Detached(Policy):
 
 
 @dataclass(frozen=True)
+class ConstantRows(Policy):
+    """Another policy, to which what it reads of a row is constant.
+
+    Its own numbers get their gradients. The logits get none through the statistics, only that of
+    the sink's odds where it stands apart.
+    """
+
+    base: Policy
+
+    def __post_init__(self) -> None:
+        _require_base(self.base)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What the base reads."""
+        return self.base.reads
+
+    def layer(self, index: int) -> Policy:
+        """Return the policy of one layer."""
+        base = self.base.layer(index)
+        return self if base is self.base else ConstantRows(base)
+
+    @property
+    def sets_sink_apart(self) -> bool:
+        """Whether the base does."""
+        return self.base.sets_sink_apart
+
+    def sink_log_odds(self, rows: Rows, log_odds: Array) -> Array:
+        """Return what the base makes of the sink's odds."""
+        return self.base.sink_log_odds(rows.detached(), log_odds)
+
+    def __call__(self, rows: Rows) -> Array | float:
+        """Return the base's β."""
+        return self.base(rows.detached())
+
+
+@dataclass(frozen=True)
 class BetaAlone(Policy):
     """Another policy's β, for all keys of a row: no sink stands apart."""
 

@@ -7,7 +7,6 @@ itself alone. So sixteen questions for one long text cost hardly more than one.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -51,7 +50,7 @@ class Branches:
         stems: How many tokens each row's stem has, of shape (rows,).
         stem: How many the longest has, filled up.
         owners: Which branch a token behind the stems belongs to, of shape (rows, tokens − stem).
-        places: Where each branch of each row begins and ends.
+        ends: The row of every branch, and where it ends there.
     """
 
     tokens: Tensor
@@ -59,7 +58,7 @@ class Branches:
     stems: Tensor
     stem: int
     owners: Tensor
-    places: list[list[slice]]
+    ends: list[tuple[int, int]]
 
     @classmethod
     def of(
@@ -74,16 +73,17 @@ class Branches:
         shape = len(stems), stem + rest
         tokens, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape).long()
         owners = torch.full((len(stems), rest), NOBODY)
-        places = []
+        ends = []
         for row, (first, some) in enumerate(zip(stems, branches, strict=True)):
             tokens[row, : len(first)] = torch.tensor(first, dtype=torch.long)
             positions[row, : len(first)] = torch.arange(len(first))
-            ends = list(itertools.accumulate(map(len, some), initial=stem))
-            places.append([slice(start, end) for start, end in itertools.pairwise(ends)])
-            for owner, (branch, place) in enumerate(zip(some, places[-1], strict=True)):
-                tokens[row, place] = torch.tensor(branch)
-                positions[row, place] = len(first) + torch.arange(len(branch))
-                owners[row, place.start - stem : place.stop - stem] = owner
+            place = stem
+            for owner, branch in enumerate(some):
+                here = slice(place, place := place + len(branch))
+                tokens[row, here] = torch.tensor(branch)
+                positions[row, here] = len(first) + torch.arange(len(branch))
+                owners[row, here.start - stem : here.stop - stem] = owner
+                ends.append((row, place))
         lengths = torch.tensor([len(first) for first in stems])
         return cls(
             tokens.to(device),
@@ -91,7 +91,7 @@ class Branches:
             lengths.to(device),
             stem,
             owners.to(device),
-            places,
+            ends,
         )
 
     def mask(self, window: int | None) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -51,39 +50,48 @@ class Reader:
         return self._read(tokens)
 
     def branch_states(
-        self, stems: Sequence[list[int]], branches: Sequence[Sequence[list[int]]]
-    ) -> list[list[Tensor]]:
-        """Return the states of every branch of every stem, each of shape (tokens, width).
+        self,
+        stems: Sequence[list[int]],
+        branches: Sequence[Sequence[list[int]]],
+        sizes: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Return the states of every stem's branches, one behind another: (tokens, width).
 
         The model must be sharpened. A stem is read once for all of its branches where the model
         allows it, and otherwise with each of them.
+
+        Args:
+            stems: What comes before the branches.
+            branches: Of each stem.
+            sizes: How many of its last tokens are wanted of each branch; all if None.
         """
+        if sizes is None:
+            sizes = [len(branch) for some in branches for branch in some]
         if not self.can_branch:
-            counts = [len(some) for some in branches]
             every = [[*stem, *b] for stem, some in zip(stems, branches, strict=True) for b in some]
-            read = iter(zip(self.states(every), every, strict=True))
-            return [
-                [state[len(stem) : len(whole)] for state, whole in itertools.islice(read, count)]
-                for stem, count in zip(stems, counts, strict=True)
-            ]
-        return self._branched(Branches.of(stems, branches, self.model.device))[1]
+            return _before(self.states(every), list(enumerate(map(len, every))), sizes)
+        rows = Branches.of(stems, branches, self.model.device)
+        return _before(self._branched(rows), rows.ends, sizes)
 
     def states_together(
         self,
         texts: list[list[int]],
         stems: Sequence[list[int]],
         branches: Sequence[Sequence[list[int]]],
-    ) -> tuple[Tensor, list[list[Tensor]]]:
+        sizes: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Return what `states` and `branch_states` do, read in one pass where the model allows it.
 
         The texts must be of the same length.
         """
         if not self.can_branch:
-            return self.states(texts), self.branch_states(stems, branches)
+            return self.states(texts), self.branch_states(stems, branches, sizes)
+        if sizes is None:
+            sizes = [len(branch) for some in branches for branch in some]
         none: list[list[list[int]]] = [[] for _ in texts]
         rows = Branches.of([*texts, *stems], [*none, *branches], self.model.device)
-        states, of_branches = self._branched(rows)
-        return states[: len(texts), : len(texts[0])], of_branches[len(texts) :]
+        states = self._branched(rows)
+        return states[: len(texts), : len(texts[0])], _before(states, rows.ends, sizes)
 
     @cached_property
     def can_branch(self) -> bool:
@@ -98,7 +106,7 @@ class Reader:
             stem, branch = some, some[: TRIED - 1]
             with torch.no_grad(), sharpen(model, Fixed(1.0)):
                 laid_out = Branches.of([stem], [[branch[::-1], branch]], model.device)
-                _, found = self._branched(laid_out)[1][0]
+                found = _before(self._branched(laid_out), laid_out.ends[1:], [len(branch)])
                 wanted = self.states([[*stem, *branch]])[0, length:]
         except torch.OutOfMemoryError:
             raise
@@ -107,15 +115,10 @@ class Reader:
         error = (found - wanted).float().norm() / wanted.float().norm()
         return bool(error < torch.finfo(wanted.dtype).eps ** 0.5)
 
-    def _branched(self, rows: Branches) -> tuple[Tensor, list[list[Tensor]]]:
-        """Return the states of all rows, which begin with the stems', and those of each branch."""
-        states = self._read(
+    def _branched(self, rows: Branches) -> Tensor:
+        return self._read(
             rows.tokens, position_ids=rows.positions, attention_mask=rows.masks(self.model)
         )
-        return states, [
-            [row[place] for place in places]
-            for row, places in zip(states, rows.places, strict=True)
-        ]
 
     def _read(self, tokens: Tensor, **settings: Any) -> Tensor:
         if self._has_plain_head:
@@ -140,6 +143,17 @@ class Reader:
             loss = cross_entropy(logits, following.flatten(), reduction="none")
             losses.append(loss.view(following.shape))
         return torch.cat(losses, dim=1)
+
+
+def _before(states: Tensor, ends: list[tuple[int, int]], sizes: Sequence[int]) -> Tensor:
+    """Return so many states before each end, which is a row and a place in it, all at once."""
+    width = states.shape[1]
+    places = [
+        row * width + place
+        for (row, end), size in zip(ends, sizes, strict=True)
+        for place in range(end - size, end)
+    ]
+    return states.flatten(0, 1).index_select(0, torch.tensor(places, device=states.device))
 
 
 def _logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from tiny_models import letters
 
 from sharpmax.hf.branches import FILLED_TO, alike
 from sharpmax.hf.calibrate import Examples, Question, Settings
-from sharpmax.hf.calibrate.examples import ENDS
+from sharpmax.hf.calibrate.examples import ENDS, QUESTION
 from sharpmax.hf.calibrate.settings import CHECKED
 from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
 
@@ -79,10 +79,12 @@ def test_steps_have_half_the_length_the_whole_and_any_in_turn():
 def test_steps_read_more_of_shorter_texts():
     settings = dataclasses.replace(SETTINGS, length=640)
     examples = Examples(letters(), settings, TEXT)
+    room = QUESTION * settings.asked  # of the questions, which are read as well
     for batch in map(examples.batch, range(30)):
-        times = settings.length // len(batch.texts[0])
-        assert len(batch.texts) == times * settings.texts
+        times = len(batch.texts) / settings.texts
         assert len(batch.prompts) == times * settings.prompts
+        read = times * (len(batch.texts[0]) + room)
+        assert 0.7 < read / (settings.length + room) < 1.4
     assert len(examples.batch(0).prompts) == 2 * settings.prompts
 
 

@@ -63,7 +63,7 @@ def test_gradients_are_those_of_differences(examples, entropy, sink):
         original = fitting.reader.states(batch.texts)
 
     def loss() -> torch.Tensor:
-        with sharpen(model, PerHead(fitting._base_in_fit(), fitting._masked())):
+        with sharpen(model, fitting._policy_in_fit(fitting._masked())):
             return fitting._loss(batch, batch.prompts, batch.texts, original, 2.0)[0]
 
     gradients = torch.autograd.grad(loss(), list(fitting.numbers.values()))

@@ -2,10 +2,11 @@
 
 import torch
 from tiny_models import tiny
+from torch.nn.functional import cross_entropy
 
 from sharpmax import LogLinear
 from sharpmax.hf import sharpen
-from sharpmax.hf.calibrate.losses import Q, answer_logits, shortfall
+from sharpmax.hf.calibrate.losses import Q, answer_logits, answer_losses, are_right, shortfall
 from sharpmax.hf.reader import Reader
 
 
@@ -24,11 +25,15 @@ def test_questions_read_together_are_answered_as_each_by_itself(examples):
     reader, groups = Reader(model), examples.batch(1).prompts
     assert reader.can_branch
     with torch.no_grad(), sharpen(model, LogLinear(32, 0.3, 0.2)):
+        prompts = [prompt for some in groups for prompt in some]
         together = answer_logits(reader, groups)
-        for prompts, found in zip(groups, together, strict=True):
-            for prompt, logits in zip(prompts, found, strict=True):
-                (alone,) = answer_logits(reader, [[prompt]])[0]
-                torch.testing.assert_close(logits, alone)
-                whole = model(torch.tensor([[*prompt.tokens, *prompt.answer]])).logits[0]
-                wanted = whole[len(prompt.tokens) - 1 : -1]
-                torch.testing.assert_close(logits, wanted.to(logits), rtol=1e-5, atol=1e-6)
+        losses, right = answer_losses(together, prompts), are_right(together, prompts)
+        found = together.split([len(prompt.answer) for prompt in prompts])
+        for i, (prompt, logits) in enumerate(zip(prompts, found, strict=True)):
+            torch.testing.assert_close(logits, answer_logits(reader, [[prompt]]))
+            whole = model(torch.tensor([[*prompt.tokens, *prompt.answer]])).logits[0]
+            wanted = whole[len(prompt.tokens) - 1 : -1]
+            torch.testing.assert_close(logits, wanted.to(logits), rtol=1e-5, atol=1e-6)
+            loss = cross_entropy(wanted, torch.tensor(prompt.answer))
+            torch.testing.assert_close(losses[i], loss.to(losses), rtol=1e-5, atol=1e-6)
+            assert right[i] == (wanted.argmax(-1).tolist() == prompt.answer)

@@ -27,6 +27,8 @@ CHECKED_SHARE = 8
 ENDS = 0.2
 """The share of prompts that ask for the first line or the last, of those that share a text only
 one: what a model finds before it is fitted at all, it must not lose."""
+QUESTION = 28
+"""Tokens that a question and its answer have, about."""
 CHECKED_TOGETHER = 4
 """Questions for one text among the prompts to look at: fewer, so that there are more texts."""
 TRIES = 100
@@ -141,7 +143,8 @@ class Examples:
         length = (*self._lengths, any_length)[step % (len(self._lengths) + 1)]
         own = [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]
         drawn = random.choices(own, k=round(settings.own * settings.prompts)) if own else []
-        times = 1 if drawn else settings.length // length
+        room = QUESTION * settings.asked
+        times = 1 if drawn else round((settings.length + room) / (length + room))
         prompts = [[question] for question in drawn]
         while len(prompts) < times * settings.prompts:
             prompts.append(self._any_prompts(length, random))

@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sharpmax.hf.calibrate.curvature import squares, step_lengths
 from sharpmax.hf.calibrate.entropies import text_entropies
 from sharpmax.hf.calibrate.losses import (
+    DIVERGENCE,
     answer_logits,
     answer_losses,
     are_right,
@@ -26,17 +27,16 @@ from sharpmax.hf.calibrate.losses import (
 from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import layers_and_heads, sharpen
 from sharpmax.per_head import PerHead
-from sharpmax.policies import LogLinear
+from sharpmax.policies import ConstantRows, LogLinear
 from sharpmax.tasks.key_value import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from sharpmax.arrays import Array
     from sharpmax.hf.calibrate.examples import Batch, Examples
     from sharpmax.hf.calibrate.processes import Processes
     from sharpmax.hf.calibrate.settings import Settings
-    from sharpmax.policy import Policy, Rows
+    from sharpmax.policy import Policy
 
 CHECKED_AT_ONCE = 8
 """Sequences that are looked at together on a GPU, where no gradient is kept."""
@@ -79,24 +79,7 @@ class Check:
     def objective(self, tie: float) -> float:
         """Return what is made small: how much answers fall short, and what text pays."""
         growth = self.text_loss - self.text_loss / (1 + self.text_cost)
-        return self.shortfall + tie * (self.divergence + growth) / 2
-
-
-@dataclass(frozen=True)
-class _ConstantEntropy(LogLinear):
-    """A policy in a fit: its numbers get gradients, and the rows' entropies carry none on.
-
-    What a head does to the entropies of those above it is left out of the gradient. How
-    β and γ follow from the entropy is in it all the same.
-    """
-
-    def __call__(self, rows: Rows) -> Array:
-        """Return β from the rows' length, and their entropy."""
-        return super().__call__(rows.detached())
-
-    def sink_log_odds(self, rows: Rows, log_odds: Array) -> Array:
-        """Return the sink's odds from what they are, the rows' length, and their entropy."""
-        return super().sink_log_odds(rows.detached(), log_odds)
+        return self.shortfall + tie * (growth + DIVERGENCE * (self.divergence - growth))
 
 
 class Fitting:
@@ -138,7 +121,7 @@ class Fitting:
         settings = self.settings
         numbers = {name: value.detach().requires_grad_() for name, value in self._masked().items()}
         numbers = {name: numbers[name] for name in self.numbers}
-        policy = PerHead(self._base_in_fit(), numbers | self._band)
+        policy = self._policy_in_fit(numbers | self._band)
         texts = self.examples.fitted_texts()
         with _frozen(self.model, settings.checkpointing), sharpen(self.model, policy):
             found = squares(self.reader, texts, numbers, settings.weighings, settings.seed)
@@ -263,12 +246,12 @@ class Fitting:
         self.optimizer.zero_grad(set_to_none=False)
         of_texts = torch.zeros(2, device=self.chosen.device)
         with _frozen(self.model, settings.checkpointing):
-            for part in parts(mine, self._at_once()):
+            for part in parts(mine, self._at_once(len(mine))):
                 prompts = cast("list[list[Prompt]]", [some for some in part if is_asked(some)])
                 texts = cast("list[list[int]]", [some for some in part if not is_asked(some)])
                 with torch.no_grad():
                     original = self.reader.states(texts) if texts else None
-                with sharpen(self.model, PerHead(self._base_in_fit(), self._masked())):
+                with sharpen(self.model, self._policy_in_fit(self._masked())):
                     loss, losses_of_texts = self._loss(batch, prompts, texts, original, tie)
                     loss.backward()  # type: ignore[no-untyped-call]
                 of_texts += losses_of_texts
@@ -285,7 +268,7 @@ class Fitting:
         with torch.no_grad():
             if not self._original:
                 self._original = [self.reader.states([text]).cpu() for text in self._texts]
-            with sharpen(self.model, PerHead(self._base_in_fit(), self._masked())):
+            with sharpen(self.model, self._policy_in_fit(self._masked())):
                 return self._checked()
 
     def state(self) -> dict[str, Tensor]:
@@ -330,9 +313,14 @@ class Fitting:
             sink_apart=settings.sink,
         )
 
-    def _base_in_fit(self) -> LogLinear:
-        base = self._base()
-        return _ConstantEntropy(**base.settings()) if self.settings.entropy else base
+    def _policy_in_fit(self, numbers: dict[str, Tensor]) -> Policy:
+        """Return the policy of some numbers, to which the rows' entropies are constants.
+
+        What a head does to the entropies of those above it is left out of the gradient. How
+        β and γ follow from the entropy is in it all the same.
+        """
+        policy = PerHead(self._base(), numbers)
+        return ConstantRows(policy) if self.settings.entropy else policy
 
     def _masked(self) -> dict[str, Tensor]:
         """Return the settings of every head; those that are not chosen have a β of 1."""
@@ -341,11 +329,11 @@ class Fitting:
         }
         return numbers | self._band
 
-    def _at_once(self) -> int:
+    def _at_once(self, sequences: int) -> int:
+        """Return how many of so many sequences go through the model together."""
         if self.settings.at_once is not None:
             return self.settings.at_once
-        everything = self.settings.prompts + self.settings.texts
-        return everything if self.model.device.type == "cuda" else 1
+        return max(1, sequences) if self.model.device.type == "cuda" else 1
 
     def _loss(
         self,
@@ -356,16 +344,19 @@ class Fitting:
         tie: float,
     ) -> tuple[Tensor, Tensor]:
         """Return this part's share of a step's loss, and of its texts', now and before."""
-        losses = []
-        if original is None:
+        losses, states, answers = [], None, None
+        if groups and original is not None:
+            states, answers = text_states_and_answer_logits(self.reader, texts, groups)
+        elif groups:
             answers = answer_logits(self.reader, groups)
         else:
-            states, answers = text_states_and_answer_logits(self.reader, texts, groups)
-        for logits, prompts in zip(answers, groups, strict=True):
-            short = shortfall(answer_losses(logits, prompts))
-            losses.append(short.mean() / len(batch.prompts))
+            states = self.reader.states(texts)
+        if answers is not None:
+            short = shortfall(answer_losses(answers, [p for prompts in groups for p in prompts]))
+            means = [some.mean() for some in torch.split(short, [len(some) for some in groups])]
+            losses.append(torch.stack(means).sum() / len(batch.prompts))
         of_texts = torch.zeros(2, device=self.chosen.device)
-        if original is not None:
+        if states is not None and original is not None:
             found = of_text(self.reader, states, original, texts)
             share = len(texts) / len(batch.texts)
             losses.append(tie * share * found.price())
@@ -378,10 +369,11 @@ class Fitting:
         losses: list[Tensor] = []
         short: list[Tensor] = []
         for groups in parts(self._prompts, at_once):
-            for logits, prompts in zip(answer_logits(self.reader, groups), groups, strict=True):
-                losses.append(answer_losses(logits, prompts))
-                short.append(shortfall(losses[-1]))
-                right += are_right(logits, prompts)
+            prompts = [prompt for some in groups for prompt in some]
+            logits = answer_logits(self.reader, groups)
+            losses.append(answer_losses(logits, prompts))
+            short.append(shortfall(losses[-1]))
+            right += are_right(logits, prompts)
         of_texts = []
         for text, original in zip(self._texts, self._original, strict=True):
             states = self.reader.states([text])

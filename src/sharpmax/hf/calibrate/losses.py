@@ -19,58 +19,50 @@ if TYPE_CHECKING:
 
 Q = 0.5
 """At 0 answers would count by their loss, at 1 by their probability."""
+DIVERGENCE = 0.25
+"""The share of what text pays that is the divergence from the original model's predictions."""
 
 
-def answer_logits(reader: Reader, groups: Sequence[Sequence[Prompt]]) -> list[list[Tensor]]:
-    """Return the logits of the answers to groups of prompts, a row a token.
+def answer_logits(reader: Reader, groups: Sequence[Sequence[Prompt]]) -> Tensor:
+    """Return the logits of the answers to groups of prompts, a row a token, one behind another.
 
     What the prompts of a group have in common at their beginning is read once, where the model
     allows it.
     """
-    return _of_answers(reader, groups, reader.branch_states(*_stems_and_branches(groups)))
+    return reader.logits(reader.branch_states(*_stems_and_branches(groups)))
 
 
 def text_states_and_answer_logits(
     reader: Reader, texts: list[list[int]], groups: Sequence[Sequence[Prompt]]
-) -> tuple[Tensor, list[list[Tensor]]]:
-    """Return the states of texts and the logits of answers, read in one pass if there are both."""
-    if not groups:
-        return reader.states(texts), []
-    states, of_branches = reader.states_together(texts, *_stems_and_branches(groups))
-    return states, _of_answers(reader, groups, of_branches)
+) -> tuple[Tensor, Tensor]:
+    """Return the states of texts and the logits of answers, read in one pass."""
+    states, of_answers = reader.states_together(texts, *_stems_and_branches(groups))
+    return states, reader.logits(of_answers)
 
 
 def _stems_and_branches(
     groups: Sequence[Sequence[Prompt]],
-) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """Return what the prompts of each group have in common, and what follows, answers included."""
+) -> tuple[list[list[int]], list[list[list[int]]], list[int]]:
+    """Return what the prompts of each group have in common, what follows, and their answers' sizes.
+
+    What follows has the answers in it, but for the last token of each.
+    """
     stems, branches = [], []
     for prompts in groups:
         shared = alike([prompt.tokens[:-1] for prompt in prompts])
         stems.append(prompts[0].tokens[:shared])
         branches.append([[*prompt.tokens[shared:], *prompt.answer[:-1]] for prompt in prompts])
-    return stems, branches
+    return stems, branches, [len(prompt.answer) for prompts in groups for prompt in prompts]
 
 
-def _of_answers(
-    reader: Reader, groups: Sequence[Sequence[Prompt]], states_of_groups: list[list[Tensor]]
-) -> list[list[Tensor]]:
-    found = []
-    for prompts, states in zip(groups, states_of_groups, strict=True):
-        sizes = [len(prompt.answer) for prompt in prompts]
-        said = [state[-size:] for state, size in zip(states, sizes, strict=True)]
-        found.append(list(torch.split(reader.logits(torch.cat(said)), sizes)))
-    return found
-
-
-def answer_losses(logits: list[Tensor], prompts: Sequence[Prompt]) -> Tensor:
+def answer_losses(logits: Tensor, prompts: Sequence[Prompt]) -> Tensor:
     """Return the mean loss of every answer's tokens."""
-    return torch.stack(
-        [
-            cross_entropy(row, torch.tensor(prompt.answer, device=row.device))
-            for row, prompt in zip(logits, prompts, strict=True)
-        ]
+    sizes = torch.tensor([len(prompt.answer) for prompt in prompts], device=logits.device)
+    losses = cross_entropy(logits, _wanted(logits, prompts), reduction="none")
+    owners = torch.arange(len(prompts), device=logits.device).repeat_interleave(
+        sizes, output_size=losses.shape[0]
     )
+    return losses.new_zeros(len(prompts)).index_add(0, owners, losses) / sizes
 
 
 def shortfall(losses: Tensor) -> Tensor:
@@ -83,12 +75,16 @@ def shortfall(losses: Tensor) -> Tensor:
     return -torch.expm1(-Q * losses) / Q
 
 
-def are_right(logits: list[Tensor], prompts: Sequence[Prompt]) -> list[bool]:
+def are_right(logits: Tensor, prompts: Sequence[Prompt]) -> list[bool]:
     """Tell of every answer whether each of its tokens is the likeliest."""
-    return [
-        row.argmax(-1).tolist() == prompt.answer
-        for row, prompt in zip(logits, prompts, strict=True)
-    ]
+    hits = (logits.argmax(-1) == _wanted(logits, prompts)).cpu()
+    sizes = [len(prompt.answer) for prompt in prompts]
+    return [bool(some.all()) for some in torch.split(hits, sizes)]
+
+
+def _wanted(logits: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    tokens = [token for prompt in prompts for token in prompt.answer]
+    return torch.tensor(tokens, device=logits.device)
 
 
 class OfText(NamedTuple):
@@ -105,12 +101,13 @@ class OfText(NamedTuple):
     original_loss: Tensor
 
     def price(self) -> Tensor:
-        """Return what text pays: half the divergence, and half by what its loss has grown.
+        """Return what text pays: a quarter of the divergence, and the rest by its loss's growth.
 
         The divergence alone would forbid what text gains by as well. The loss alone would let the
         model forget what these texts do not show.
         """
-        return (self.divergence + self.loss - self.original_loss) / 2
+        growth = self.loss - self.original_loss
+        return growth + DIVERGENCE * (self.divergence - growth)
 
 
 def of_text(reader: Reader, states: Tensor, original: Tensor, texts: Sequence[list[int]]) -> OfText:

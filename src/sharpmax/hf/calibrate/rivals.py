@@ -60,9 +60,8 @@ def best_fixed(model: PreTrainedModel, examples: Examples) -> Fixed:
     def found(beta: float) -> int:
         with torch.no_grad(), sharpen(model, Fixed(beta)):
             return sum(
-                sum(are_right(logits, prompts))
+                sum(are_right(answer_logits(reader, some), [p for group in some for p in group]))
                 for some in parts(groups, at_once)
-                for logits, prompts in zip(answer_logits(reader, some), some, strict=True)
             )
 
     return Fixed(max(GRID, key=lambda beta: (found(beta), -abs(math.log(beta)))))

@@ -24,7 +24,7 @@ from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import CHANGED, Check, Fitting
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import Settings
-from sharpmax.hf.calibrate.tie import START, Tie
+from sharpmax.hf.calibrate.tie import AGAIN, START, Tie
 from sharpmax.hf.sharpen import context_of, layers_and_heads, require_interface
 from sharpmax.hf.table import write_csv
 from sharpmax.per_head import PerHead
@@ -242,7 +242,7 @@ class _Study:
         self.policies: dict[str, Policy] = {}
         self.states: dict[str, dict[str, Tensor]] = {}
         self.step = 0
-        self.tie = START
+        self.tie = AGAIN if numbers else START
         folder.resume(self)
         if not self.points:
             fitting.start(numbers)

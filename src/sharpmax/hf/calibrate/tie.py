@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
-START, LEAST, MOST = 8.0, 2.0, 1000.0
-QUICKEST = 0.06
+START, LEAST, MOST = 8.0, 1.0, 1000.0
+AGAIN = 3.0
+"""What it begins at from a policy that was calibrated before: text has been heeded there."""
+QUICKEST = 0.1
 """By how much the tie changes at a time at most, in units of its logarithm."""
 MEMORY = 0.9
 """How much of what was seen before is remembered each time."""
