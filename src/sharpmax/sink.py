@@ -16,8 +16,8 @@ FARTHER = 1e34
 """Where a sink lies that is not there: below others that are not there."""
 
 
-def sink_shares(policy: Policy, others: Rows, logit: Array) -> tuple[Array, Array]:
-    """Return the share of every row's sink, and what it leaves: either is exact, however small.
+def sink_log_odds(policy: Policy, others: Rows, logit: Array) -> Array:
+    """Return the logarithm of the odds of every row's sink against its other keys.
 
     Args:
         policy: Sets the sink apart.
@@ -26,5 +26,13 @@ def sink_shares(policy: Policy, others: Rows, logit: Array) -> tuple[Array, Arra
     """
     xp = namespace(logit)
     plain = xp.clip(logit, min=-FARTHER) - xp.clip(others.lse, min=-FAR)
-    log_odds = policy.sink_log_odds(others, plain)
+    return policy.sink_log_odds(others, plain)
+
+
+def sink_shares(policy: Policy, others: Rows, logit: Array) -> tuple[Array, Array]:
+    """Return the share of every row's sink, and what it leaves: either is exact, however small.
+
+    The arguments are those of `sink_log_odds`.
+    """
+    log_odds = sink_log_odds(policy, others, logit)
     return sigmoid(log_odds), sigmoid(-log_odds)

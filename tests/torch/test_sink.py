@@ -199,6 +199,30 @@ def test_on_a_gpu(policy, queries, recorded):
         assert all(x.isfinite().all() for x in torch.autograd.grad(found.sum(), moved))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_gradients_on_a_gpu(is_packed):
+    start = torch.arange(LENGTH) // 6 * 6
+    mask = (torch.arange(LENGTH) >= start[:, None])[None, None] if is_packed else None
+    names = "offset", "above", "sink", "sink_above", "sink_log_power"
+    numbers = torch.randn(len(names), 4, generator=torch.Generator().manual_seed(3))
+    base = LogLinear(8, low=0.5, high=1.0, sink_apart=True)
+
+    def gradients(device, dtype):
+        given = [x.detach().to(device, dtype).requires_grad_() for x in tensors()]
+        given.append(numbers.to(device, torch.promote_types(dtype, torch.float32)).requires_grad_())
+        policy = PerHead(base, dict(zip(names, given[-1].unbind(), strict=True)))
+        moved = None if mask is None else mask.to(device)
+        found = attention(*given[:3], policy=policy, is_causal=True, mask=moved)
+        upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
+        return torch.autograd.grad(found, given, upstream.to(found))
+
+    for a, b in zip(
+        gradients("cuda", torch.bfloat16), gradients("cpu", torch.float64), strict=True
+    ):
+        assert float((a.double().cpu() - b).norm() / b.norm()) < 0.04
+
+
 def test_heads_that_rest_lose_no_digits():
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(1, 1, 64, 16, generator=generator) for _ in "qkv")

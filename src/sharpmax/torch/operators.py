@@ -73,7 +73,7 @@ def _is_traced(tensors: list[Tensor]) -> bool:
     return any(type(x) not in PLAIN for x in tensors)
 
 
-def _device_of(tensor: Tensor) -> AbstractContextManager[None]:
+def on_device_of(tensor: Tensor) -> AbstractContextManager[None]:
     """Make the tensor's device the current one, where Triton launches."""
     return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
 
@@ -95,7 +95,7 @@ def row_statistics(
         from sharpmax.torch.kernels.hopper.statistics import statistics
     else:
         from sharpmax.torch.kernels.statistics import statistics
-    with _device_of(query):
+    with on_device_of(query):
         return statistics(scores)
 
 
@@ -126,7 +126,7 @@ def row_statistics_backward(
         from sharpmax.torch.kernels.hopper.gradients import gradients
     else:
         from sharpmax.torch.kernels.statistics_backward import statistics_backward as gradients
-    with _device_of(query):
+    with on_device_of(query):
         return gradients(scores, lse, entropy, grad_lse, grad_entropy)
 
 
@@ -171,7 +171,7 @@ def tempered(
 ) -> tuple[Tensor, Tensor]:
     """Return softmax(β·logits)·value and the log-sum-exp of β·logits."""
     scores = Scores(query, key, scale, is_causal, window, softcap, mask)
-    with _device_of(query):
+    with on_device_of(query):
         if kernels == "hopper":
             from sharpmax.torch.kernels.hopper import tempered as hopper
 
@@ -207,14 +207,14 @@ def tempered_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients by the query, the key, the value and β."""
     if kernels == "hopper":
-        with _device_of(query):
+        with on_device_of(query):
             return _tempered_backward_by_cudnn(
                 query, key, value, beta, scale, is_causal, out, lse, grad_out
             )
     from sharpmax.torch.kernels import tempered_backward as triton
 
     scores = Scores(query, key, scale, is_causal, window, softcap, mask)
-    with _device_of(query):
+    with on_device_of(query):
         return triton.tempered_backward(scores, value, beta, out, lse, grad_out)
 
 
@@ -288,7 +288,7 @@ def polynomial(
     """Return a polynomial policy's β and dβ/dH of every row."""
     from sharpmax.torch.kernels import polynomial as triton
 
-    with _device_of(entropy):
+    with on_device_of(entropy):
         return triton.polynomial(entropy, coefficients, threshold, minimum, end)
 
 
@@ -327,5 +327,5 @@ def ladder(
     from sharpmax.torch.kernels import ladder as triton
 
     scores = Scores(query, key, scale, is_causal, window, softcap, mask)
-    with _device_of(query):
+    with on_device_of(query):
         return triton.ladder(scores, beta, rungs)

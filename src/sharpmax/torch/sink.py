@@ -15,6 +15,9 @@ from torch.nn.functional import pad
 
 from sharpmax.sink import sink_shares
 from sharpmax.statistics import RowStatistics
+from sharpmax.torch.choice import sink_log_odds
+from sharpmax.torch.row_statistics.triton import HAS_TRITON, LARGEST_WIDTH, MOST_PLANES
+from sharpmax.torch.sink_operators import sink_joined, sink_logit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +34,7 @@ class SinkApart:
         others: The logits of all keys but the sinks, of those queries that see any other.
         value: The values of these keys.
         logit: The sink's logit of every query, in float32 or float64.
-        own: The sink's value, of shape (batch, heads, 1 or queries, value width).
+        own: The sink's value, of shape (batch, key heads, 1 or queries, value width).
         sees: Which queries see their sink; None where all do.
         before: How many queries at the beginning see no other key, and are not in `others`.
     """
@@ -49,12 +52,11 @@ class SinkApart:
         places = _places(scores)
         others, before = _other_keys(scores, places)
         left = others.key.shape[2]
-        group = scores.query.shape[1] // scores.key.shape[1]
         return cls(
             others,
             value[:, :, -left:],
             _logits_at(scores, places),
-            _at(value, places).repeat_interleave(group, dim=1),
+            _at(value, places),
             _sees(scores, places),
             before,
         )
@@ -62,14 +64,20 @@ class SinkApart:
     def joined(self, out: Tensor, statistics: RowStatistics, policy: Policy) -> Tensor:
         """Return attention to all keys, from that to the others and their statistics."""
         before, sees = self.before, self.sees
-        shares = sink_shares(policy, statistics, self._seen_logit[..., before:])
+        logit = self._seen_logit[..., before:]
+        if _has_kernels(out) and (sees is None or not before):
+            by_kernel: Tensor = sink_joined(
+                out, self.own, sink_log_odds(policy, statistics, logit), before
+            )
+            return by_kernel
         # In half precision the share of a head that rests would be 1, and nothing left over.
         more = torch.promote_types(out.dtype, torch.float32)
-        share, rest = (part[..., None] for part in shares)
-        joined: Tensor = (rest * out.to(more) + share * self.own.to(more)).to(out.dtype)
+        own = self.own.repeat_interleave(out.shape[1] // self.own.shape[1], dim=1)
+        share, rest = (part[..., None] for part in sink_shares(policy, statistics, logit))
+        joined: Tensor = (rest * out.to(more) + share * own.to(more)).to(out.dtype)
         if not before:
             return joined
-        first = self.own.expand(*self.logit.shape, -1)[:, :, :before]
+        first = own.expand(*self.logit.shape, -1)[:, :, :before]
         first = first if sees is None else first * sees[..., :before, None]
         return torch.cat((first, joined), dim=2)
 
@@ -89,6 +97,12 @@ class SinkApart:
     def _seen_logit(self) -> Tensor:
         """The sink's logit, −inf where it is not seen."""
         return self.logit if self.sees is None else torch.where(self.sees, self.logit, -torch.inf)
+
+
+def _has_kernels(rows: Tensor) -> bool:
+    """Tell whether there are kernels for the sinks of such rows, of queries or of outputs."""
+    fits = 0 < rows.shape[-1] <= LARGEST_WIDTH and rows.shape[0] * rows.shape[1] <= MOST_PLANES
+    return HAS_TRITON and rows.device.type == "cuda" and rows.dtype != torch.float64 and fits
 
 
 def other_keys(scores: Scores) -> Scores:
@@ -136,6 +150,9 @@ def _at(keys: Tensor, places: Tensor | None) -> Tensor:
 def _logits_at(scores: Scores, places: Tensor | None) -> Tensor:
     """Return the logit of every query's sink."""
     key, (batch, heads, queries) = _at(scores.key, places), scores.shape
+    if _has_kernels(scores.query) and scores.softcap is None:
+        by_kernel: Tensor = sink_logit(scores.query, key, scores.scale)
+        return by_kernel
     sinks = replace(scores, key=key)
     if key.shape[2] == 1:
         return sinks.logits(slice(0, queries), slice(0, 1))[..., 0]
