@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text", action="append", default=[])
     parser.add_argument("--book", type=Path, required=True)
     parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--prompts", type=int, default=Settings.prompts)
     parser.add_argument("--asked", type=int, default=Settings.asked)
     parser.add_argument("--texts", type=int, default=Settings.texts)

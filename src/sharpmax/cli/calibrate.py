@@ -55,7 +55,7 @@ def calibrate(
         list[int] | None,
         typer.Option(help="Then leave only so many heads changed; 64, 32, 16 and 8. 0 for none."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="At each cost, at most; 100.")] = None,
+    steps: Annotated[int | None, typer.Option(help="At each cost, at most; 200.")] = None,
     entropy: Annotated[
         bool,
         typer.Option(help="Whether what is fitted reads the entropy too, or the length alone."),
@@ -101,7 +101,7 @@ def calibrate(
     checkpointing: Annotated[
         bool, typer.Option(help="Compute activations twice rather than keep them.")
     ] = False,
-    learning_rate: Annotated[float | None, typer.Option(help="Of Adam; 0.03.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of Adam; 0.1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of prompts and texts.")] = None,
     compared: Annotated[
         int | None,

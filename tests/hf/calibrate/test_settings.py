@@ -33,6 +33,6 @@ def test_settings_that_cannot_be(change, message):
 
 
 def test_costs_follow_what_the_policy_that_is_kept_may_cost():
-    assert Settings().costs == (0.02, 0.009, 0.004)
-    assert Settings(max_text_loss=0.1).costs == (0.2, 0.09, 0.04)
+    assert Settings().costs == (0.02, 0.008, 0.004)
+    assert Settings(max_text_loss=0.1).costs == (0.2, 0.08, 0.04)
     assert Settings(max_text_loss=0).costs == (0,)

@@ -14,7 +14,7 @@ from sharpmax.hf import sharpen
 from sharpmax.hf.calibrate import Check, Examples, Point, calibrate, total_steps
 from sharpmax.hf.calibrate.fit import Fitting
 from sharpmax.hf.calibrate.processes import Processes
-from sharpmax.hf.calibrate.study import _Folder, _Study
+from sharpmax.hf.calibrate.study import LATER, _Folder, _Study
 
 
 def test_a_fit_begins_slowly_and_ends_slowly(model, monkeypatch):
@@ -25,11 +25,14 @@ def test_a_fit_begins_slowly_and_ends_slowly(model, monkeypatch):
         return 0.0
 
     monkeypatch.setattr(Fitting, "step", step)
-    settings = dataclasses.replace(SETTINGS, steps=20, costs=(1.0,), heads=(), check_every=100)
+    settings = dataclasses.replace(SETTINGS, steps=20, costs=(2.0, 1.0), heads=(), check_every=100)
     calibrate(model, letters(), settings, text=TEXT)
     assert rates[:2] == pytest.approx([0.1, 0.2], rel=0.01)
     assert max(rates) == rates[9]
-    assert rates[-1] < 0.1
+    first, second = rates[:40], rates[40:]
+    assert first[-1] < 0.1
+    assert second[0] == max(second) == LATER
+    assert second[-1] < 0.05
 
 
 def test_a_calibration_goes_on_from_a_policy_and_tells_so(model, tmp_path):

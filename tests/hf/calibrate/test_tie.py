@@ -1,6 +1,7 @@
 """Text holds back as much as it takes."""
 
 import dataclasses
+import math
 
 import pytest
 from tiny_fit import SETTINGS, TEXT
@@ -18,6 +19,17 @@ def test_the_tie_brings_the_growth_of_the_loss_to_what_is_allowed():
         tie.heed(growths[-1])
     assert growths[0] > 0.012
     assert growths[-1] == pytest.approx(0.01, rel=0.02)
+
+
+def test_the_tie_does_not_swing_where_text_follows_it_slowly():
+    for inertia in (8, 15, 40):
+        tie, growth, growths = Tie(0.01), 0.02, []
+        for _ in range(200):
+            growth += (0.02 - 0.017 * math.log(tie.value / 1.5) - growth) / inertia * 3
+            growths.append(growth)
+            tie.heed(growth)
+        assert max(abs(found - 0.01) for found in growths[20:]) < 0.004
+        assert growths[-1] == pytest.approx(0.01, rel=0.02)
 
 
 def test_the_tie_heeds_texts_of_the_full_length_alone(model, monkeypatch):

@@ -8,7 +8,7 @@ from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
 
 CHECKED = ("phone", "pet", "record", "letter")
 """Templates that nothing is fitted to, but that tell when to stop."""
-TIMES = (2.0, 0.9, 0.4)
+TIMES = (2.0, 0.8, 0.4)
 """What the loss on text may grow by while fitting, over what the policy that is kept may cost."""
 
 
@@ -22,7 +22,7 @@ class Settings:
         reference_length: Up to which β does not change with the length.
         costs: How much the loss on the text that is fitted to may grow at the full length, as
             shares, one after another. A large one finds what helps, and smaller ones take away of
-            it what text must pay for. By default 2, 0.9 and 0.4 times `max_text_loss`.
+            it what text must pay for. By default 2, 0.8 and 0.4 times `max_text_loss`.
         steps: At each of them, at most, and twice as many at the first.
         heads: After that, how many heads may stay changed, fewer and fewer, each for half as many
             steps.
@@ -36,7 +36,8 @@ class Settings:
         asked: Questions for each of them, read together: they cost little, and one alone tells
             little of what to change. Of a model that cannot read them together, 1.
         texts: In a step at the full length, and as many more of shorter ones.
-        learning_rate: Of Adam, in units of ln β and γ, for a head of average effect on text.
+        learning_rate: Of Adam at first, in units of ln β and γ, for a head of average effect on
+            text; half of it for all costs but the first.
         weighings: How often texts are read at first to learn which heads they feel most.
         check_every: Steps between two looks at prompts and text that are not fitted to.
         patience: Looks without an improvement after which a strength is done with.
@@ -58,7 +59,7 @@ class Settings:
     shortest: int = 256
     reference_length: int = 256
     costs: tuple[float, ...] = ()
-    steps: int = 100
+    steps: int = 200
     heads: tuple[int, ...] = (64, 32, 16, 8)
     sink: bool = True
     entropy: bool = True
@@ -67,10 +68,10 @@ class Settings:
     prompts: int = 6
     asked: int = 16
     texts: int = 4
-    learning_rate: float = 0.03
+    learning_rate: float = 0.1
     weighings: int = 3
     check_every: int = 50
-    patience: int = 2
+    patience: int = 3
     check_prompts: int = 16
     check_texts: int = 8
     max_text_loss: float = 0.01

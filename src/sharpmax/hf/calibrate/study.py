@@ -24,7 +24,7 @@ from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import CHANGED, Check, Fitting
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import Settings
-from sharpmax.hf.calibrate.tie import AGAIN, START, Tie
+from sharpmax.hf.calibrate.tie import START, Tie
 from sharpmax.hf.sharpen import context_of, layers_and_heads, require_interface
 from sharpmax.hf.table import write_csv
 from sharpmax.per_head import PerHead
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 SLOWEST = 0.05
 """The share of the learning rate that a stage ends with."""
+LATER = 0.5
+"""The share of it that stages after the first begin with: they begin where one has ended."""
 WARM_UP = 10
 """Steps until the learning rate is taken whole: Adam's first know nothing of the noise yet."""
 JUDGED_BY = 9
@@ -242,7 +244,7 @@ class _Study:
         self.policies: dict[str, Policy] = {}
         self.states: dict[str, dict[str, Tensor]] = {}
         self.step = 0
-        self.tie = AGAIN if numbers else START
+        self.tie = START
         folder.resume(self)
         if not self.points:
             fitting.start(numbers)
@@ -252,7 +254,8 @@ class _Study:
         settings = self.settings
         stages = len(settings.costs)
         for number, cost in enumerate(settings.costs):
-            self._stage(f"cost {100 * cost:g}%", cost, settings.steps * (1 if number else 2))
+            name, is_first = f"cost {100 * cost:g}%", number == 0
+            self._stage(name, cost, settings.steps * (2 if is_first else 1), is_first)
         if len(self.points) == stages:
             self._go_further(self.points[-1])
         whole = self.points[: stages + (FURTHER in self.policies)]
@@ -283,7 +286,7 @@ class _Study:
         batches = [self.fitting.examples.batch(self.step + i) for i in range(JUDGED_BY)]
         return self.fitting.worth(batches, self.tie)
 
-    def _stage(self, name: str, allowed: float, steps: int) -> None:
+    def _stage(self, name: str, allowed: float, steps: int, is_first: bool = False) -> None:
         """Fit for some steps, and keep the best of the looks at what is not fitted to.
 
         Two looks are compared by how strongly text is tied at the second.
@@ -301,6 +304,7 @@ class _Study:
             while self.step < before + steps and disappointments < self.settings.patience:
                 following = ahead.submit(self.fitting.examples.batch, self.step + 1)
                 share = rate((self.step - before) / steps) * min(1.0, (self.step + 1) / WARM_UP)
+                share *= 1.0 if is_first else LATER
                 sequences, batch = batch.result(), following
                 growth = self.fitting.step(sequences, tie.value, share)
                 if len(sequences.texts[0]) == self.settings.length:  # shorter ones pay less
@@ -310,14 +314,14 @@ class _Study:
                 if (self.step - before) % self.settings.check_every and self.step < before + steps:
                     continue
                 check = self.fitting.processes.first(self.fitting.check())
-                if best is None or check.objective(tie.value) < best[0].objective(tie.value):
+                if best is None or check.objective(tie.level) < best[0].objective(tie.level):
                     best, disappointments = (check, self._state(), self.step), 0
                 else:
                     disappointments += 1
         self.tell(name, before + steps - self.step)
         assert best is not None
         check, state, found_at = best
-        self.tie = tie.value
+        self.tie = tie.level
         self._keep(name, allowed, found_at, check, state)
 
     def _go_further(self, point: Point) -> None:

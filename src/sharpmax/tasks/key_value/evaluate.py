@@ -54,20 +54,23 @@ def retrieval(
     The same seed gives the same prompts, whatever the model's policy. `tell` is told again and
     again how many tokens have been read since.
     """
-    at_once = 1 if model.device.type == "cpu" else max(1, TOKENS_AT_ONCE // max(lengths))
     cells = []
     for length in lengths:
+        asked = []
         for depth in depths:
             random = Random(zlib.crc32(f"{seed} {length} {depth} {template.line}".encode()))
-            asked = [
+            asked += [
                 make_prompt(tokenizer, template, length, random, depth) for _ in range(prompts)
             ]
-            right = 0
-            for start in range(0, prompts, at_once):
-                part = asked[start : start + at_once]
-                right += sum(are_found(model, part))
-                tell(length * len(part))
-            cells.append(Cell(length, depth, right, prompts))
+        at_once = 1 if model.device.type == "cpu" else max(1, TOKENS_AT_ONCE // length)
+        right: list[bool] = []
+        for start in range(0, len(asked), at_once):
+            part = asked[start : start + at_once]
+            right += are_found(model, part)
+            tell(length * len(part))
+        for number, depth in enumerate(depths):
+            here = right[number * prompts : (number + 1) * prompts]
+            cells.append(Cell(length, depth, sum(here), prompts))
     return cells
 
 
