@@ -26,10 +26,12 @@ from sharpmax import (
     RowStatistics,
     softmax,
 )
+from sharpmax.policies import ConstantRows
 from sharpmax.rows import LogitRows
 
 POLICIES = [
     Detached(PAPER),
+    ConstantRows(PAPER),
     Fixed(2.0),
     PAPER,
     HELD,
@@ -402,6 +404,22 @@ def test_detached_is_the_same_beta_without_a_gradient():
     assert Detached(by_layer).layer(1) == Detached(by_layer.layer(1))
     with pytest.raises(TypeError, match="base must be a policy"):
         Detached(2.0)
+
+
+def test_to_constant_rows_a_policy_has_the_gradient_of_its_numbers_alone():
+    logits = torch.randn(4, 5, 30, dtype=torch.float64, requires_grad=True)
+    slope = torch.tensor([0.3] * 4, dtype=torch.float64, requires_grad=True)
+    base = PerHead(LogLinear(8, low=0.5, high=1.0), {"above": slope})
+    rows = LogitRows.of(logits)
+    beta = ConstantRows(base)(rows)
+    assert torch.equal(beta, base(rows))
+    by_slope, by_logits = torch.autograd.grad(beta.sum(), (slope, logits), allow_unused=True)
+    assert by_logits is None
+    assert bool((by_slope != 0).all())
+    by_layer = PerHead(Fixed(1.0), {"beta": [[1.0, 2.0], [3.0, 4.0]]})
+    assert ConstantRows(by_layer).layer(1) == ConstantRows(by_layer.layer(1))
+    with pytest.raises(TypeError, match="base must be a policy"):
+        ConstantRows(2.0)
 
 
 @pytest.mark.parametrize("maximum", [3.0, 16.0, 100.0])

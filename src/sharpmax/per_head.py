@@ -75,22 +75,7 @@ class PerHead(Policy):
             return self
         if not 0 <= index < self.shape[0]:
             raise ValueError(f"layer must be from 0 to {self.shape[0] - 1}, got {index}")
-        return self._layers[index]
-
-    @functools.cached_property
-    def _layers(self) -> list[PerHead]:
-        """Each layer's policy; taken apart at once, which spares gradients a sum over layers."""
-        rows = self._map(tuple)
-
-        def of(index: int) -> dict[str, Any]:
-            return {
-                name: tuple(row[index] for row in value)
-                if self._is_sequence(name)
-                else value[index]
-                for name, value in rows.items()
-            }
-
-        return [PerHead(self.base, of(index)) for index in range(self.shape[0])]
+        return PerHead(self.base, self._map(operator.itemgetter(index)))
 
     def with_arrays(self, convert: Callable[[Any], Array]) -> PerHead:
         """Return the same with each array converted, such as to tensors of a device."""

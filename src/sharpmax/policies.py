@@ -400,14 +400,8 @@ class Interpolated(Policy):
 
 
 @dataclass(frozen=True)
-class Detached(Policy):
-    """Another policy's β as a constant, through which no gradient flows.
-
-    In training, the logits are then not drawn towards those that give another β, and the
-    backward pass of attention costs hardly more than that of plain attention. Where the policy
-    sets the sink apart, its odds keep the gradient of the logits, which costs that of the
-    statistics, and what the policy does to them is not held constant.
-    """
+class _Wrapped(Policy):
+    """Another policy, of which something is changed."""
 
     base: Policy
 
@@ -417,12 +411,28 @@ class Detached(Policy):
     @property
     def reads(self) -> frozenset[str]:
         """What the base reads."""
-        return self.base.reads | {"detached"}
+        return self.base.reads
 
     def layer(self, index: int) -> Policy:
         """Return the policy of one layer."""
         base = self.base.layer(index)
-        return self if base is self.base else Detached(base)
+        return self if base is self.base else type(self)(base)
+
+
+@dataclass(frozen=True)
+class Detached(_Wrapped):
+    """Another policy's β as a constant, through which no gradient flows.
+
+    In training, the logits are then not drawn towards those that give another β, and the
+    backward pass of attention costs hardly more than that of plain attention. Where the policy
+    sets the sink apart, its odds keep the gradient of the logits, which costs that of the
+    statistics, and what the policy does to them is not held constant.
+    """
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What the base reads."""
+        return self.base.reads | {"detached"}
 
     @property
     def sets_sink_apart(self) -> bool:
@@ -440,27 +450,17 @@ class Detached(Policy):
 
 
 @dataclass(frozen=True)
-class ConstantRows(Policy):
+class ConstantRows(_Wrapped):
     """Another policy, to which what it reads of a row is constant.
 
     Its own numbers get their gradients. The logits get none through the statistics, only that of
     the sink's odds where it stands apart.
     """
 
-    base: Policy
-
-    def __post_init__(self) -> None:
-        _require_base(self.base)
-
     @property
     def reads(self) -> frozenset[str]:
         """What the base reads."""
-        return self.base.reads
-
-    def layer(self, index: int) -> Policy:
-        """Return the policy of one layer."""
-        base = self.base.layer(index)
-        return self if base is self.base else ConstantRows(base)
+        return self.base.reads | {"detached"}
 
     @property
     def sets_sink_apart(self) -> bool:
@@ -477,23 +477,8 @@ class ConstantRows(Policy):
 
 
 @dataclass(frozen=True)
-class BetaAlone(Policy):
+class BetaAlone(_Wrapped):
     """Another policy's β, for all keys of a row: no sink stands apart."""
-
-    base: Policy
-
-    def __post_init__(self) -> None:
-        _require_base(self.base)
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """What the base reads."""
-        return self.base.reads
-
-    def layer(self, index: int) -> Policy:
-        """Return the policy of one layer."""
-        base = self.base.layer(index)
-        return self if base is self.base else BetaAlone(base)
 
     def __call__(self, rows: Rows) -> Array | float:
         """Return the base's β."""

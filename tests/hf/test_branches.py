@@ -11,13 +11,14 @@ from sharpmax.hf.reader import Reader
 
 STEMS = [[*range(3, 40)], [*range(50, 61)]]
 BRANCHES = [[[7, 8, 9], [1], [30, 20, 10, 5]], [[2, 4]]]
+SIZES = [len(branch) for branches in BRANCHES for branch in branches]
 
 
 @torch.no_grad()
 def require_alike(reader, policy):
     """Read the branches together and one by one."""
     with sharpen(reader.model, policy):
-        together = reader.branch_states(STEMS, BRANCHES)
+        together = reader.branch_states(STEMS, BRANCHES, SIZES)
         ends = reader.branch_states(STEMS, BRANCHES, [1] * sum(map(len, BRANCHES)))
         wanted = [
             reader.states([[*stem, *branch]])[0, len(stem) :]
@@ -54,7 +55,7 @@ def test_a_model_with_sinks_does_not_branch():
 def test_a_stem_may_be_empty():
     reader = Reader(tiny("llama").double())
     with torch.no_grad(), sharpen(reader.model, PAPER):
-        found = reader.branch_states([[], [3, 4]], [[[5, 6, 7]], [[8]]])
+        found = reader.branch_states([[], [3, 4]], [[[5, 6, 7]], [[8]]], [3, 1])
         wanted = reader.states([[5, 6, 7]])[0]
     torch.testing.assert_close(found[:3], wanted, rtol=1e-5, atol=1e-6)
 
@@ -63,9 +64,9 @@ def test_texts_and_branches_are_read_together_as_if_apart():
     texts = [[*range(2, 32)], [*range(12, 42)]]
     for reader in (Reader(tiny("llama")), Reader(tiny("gpt_oss"))):
         with torch.no_grad(), sharpen(reader.model, LogLinear(8, 0.2, sink_apart=True, sink=-0.5)):
-            states, branches = reader.states_together(texts, STEMS, BRANCHES)
+            states, branches = reader.states_together(texts, STEMS, BRANCHES, SIZES)
             torch.testing.assert_close(states, reader.states(texts), rtol=1e-5, atol=1e-6)
-            wanted = reader.branch_states(STEMS, BRANCHES)
+            wanted = reader.branch_states(STEMS, BRANCHES, SIZES)
             torch.testing.assert_close(branches, wanted, rtol=1e-5, atol=1e-6)
 
 

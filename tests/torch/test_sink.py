@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import sharpmax
 from sharpmax import Detached, LogLinear, PerHead, Policy
-from sharpmax.torch import attention, row_statistics
+from sharpmax.torch import attention, choice, row_statistics, sink
 
 LENGTH = 24
 POLICY = LogLinear(8, 0.2, 0.3, sink_apart=True, sink=-0.7, sink_by_length=1.1, sink_log_power=0.3)
@@ -199,26 +199,50 @@ def test_on_a_gpu(policy, queries, recorded):
         assert all(x.isfinite().all() for x in torch.autograd.grad(found.sum(), moved))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_gradients_on_a_gpu(is_packed):
-    start = torch.arange(LENGTH) // 6 * 6
-    mask = (torch.arange(LENGTH) >= start[:, None])[None, None] if is_packed else None
-    names = "offset", "above", "sink", "sink_above", "sink_log_power"
-    numbers = torch.randn(len(names), 4, generator=torch.Generator().manual_seed(3))
+ROWS = torch.arange(LENGTH)
+SEEN = {
+    "all": None,
+    "packed": ((ROWS // 6 * 6)[:, None] <= ROWS)[None, None],
+    "padded": (torch.tensor([0, 9])[:, None] <= ROWS)[:, None, None],
+    "some see none": (ROWS[:, None] % 5 > 0)[None, None] & (ROWS > 2),
+}
+NAMES = "offset", "above", "sink", "sink_above", "sink_log_power"
+
+
+def output_and_gradients(device, dtype, mask, **settings):
+    numbers = torch.randn(len(NAMES), 4, generator=torch.Generator().manual_seed(3))
+    given = [x.detach().to(device, dtype).requires_grad_() for x in tensors()]
+    given.append(numbers.to(device, torch.promote_types(dtype, torch.float32)).requires_grad_())
     base = LogLinear(8, low=0.5, high=1.0, sink_apart=True)
+    policy = PerHead(base, dict(zip(NAMES, given[-1].unbind(), strict=True)))
+    moved = None if mask is None else mask.to(device)
+    found = attention(*given[:3], policy=policy, mask=moved, **settings)
+    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
+    return found, *torch.autograd.grad(found, given, upstream.to(found))
 
-    def gradients(device, dtype):
-        given = [x.detach().to(device, dtype).requires_grad_() for x in tensors()]
-        given.append(numbers.to(device, torch.promote_types(dtype, torch.float32)).requires_grad_())
-        policy = PerHead(base, dict(zip(names, given[-1].unbind(), strict=True)))
-        moved = None if mask is None else mask.to(device)
-        found = attention(*given[:3], policy=policy, is_causal=True, mask=moved)
-        upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
-        return torch.autograd.grad(found, given, upstream.to(found))
 
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("mask", SEEN.values(), ids=SEEN)
+def test_the_kernels_together_do_what_the_definition_does(mask, is_causal, window, monkeypatch):
+    settings = {"mask": mask, "is_causal": is_causal, "window": window}
+    wanted = output_and_gradients("cpu", torch.float64, **settings)
+    single = torch.float32  # by Triton's interpreter
+    monkeypatch.setattr(choice, "_kernels_take", lambda length: length.dtype == single)
+    monkeypatch.setattr(sink, "_has_kernels", lambda rows: rows.dtype == single)
+    found = output_and_gradients("cpu", single, **settings)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", SEEN.values(), ids=SEEN)
+def test_gradients_on_a_gpu(mask):
+    settings = {"mask": mask, "is_causal": True}
     for a, b in zip(
-        gradients("cuda", torch.bfloat16), gradients("cpu", torch.float64), strict=True
+        output_and_gradients("cuda", torch.bfloat16, **settings),
+        output_and_gradients("cpu", torch.float64, **settings),
+        strict=True,
     ):
         assert float((a.double().cpu() - b).norm() / b.norm()) < 0.04
 

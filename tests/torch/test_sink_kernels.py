@@ -9,12 +9,12 @@ import torch
 from sharpmax import LogLinear, PerHead
 from sharpmax.sink import sink_log_odds
 from sharpmax.statistics import RowStatistics
-from sharpmax.torch.choice import BAND, BETA, SINK
+from sharpmax.torch.choice import BAND, LOG_BETA, LOG_ODDS
 from sharpmax.torch.sink_operators import log_linear, sink_joined, sink_logit
 
 BATCH, HEADS, KEY_HEADS, QUERIES, WIDTH = 2, 4, 2, 300, 24
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-COLUMNS = {True: SINK, False: BETA}
+COLUMNS = {True: LOG_ODDS, False: LOG_BETA}
 BY_BAND = {*BAND, "below", "above", "sink_below", "sink_above"}
 
 
@@ -40,7 +40,7 @@ def require_alike(found, wanted, given):
 @pytest.mark.parametrize("has_band", [True, False])
 @pytest.mark.parametrize("is_sink", [True, False])
 def test_the_policy(has_band, is_sink):
-    names = [name for name in (SINK if is_sink else BETA) if has_band or name not in BY_BAND]
+    names = [name for name in COLUMNS[is_sink] if has_band or name not in BY_BAND]
     table = normal(HEADS, len(names), seed=1, scale=0.5)
     table[0] *= 20  # a head at its bounds
     table.requires_grad_()
@@ -94,3 +94,18 @@ def test_the_mean_with_a_sink(before, is_shared):
     mixed = (1 - share) * others + share * repeated[:, :, before:]
     wanted = torch.cat((repeated[:, :, :before], mixed), dim=2)
     require_alike(sink_joined(others, own, odds, before), wanted, [others, own, odds])
+
+
+def test_not_a_number_stays_one():
+    table = torch.zeros(HEADS, 8, device=DEVICE)
+    table[1, 0] = torch.nan
+    length = torch.ones(BATCH, HEADS, QUERIES, device=DEVICE)
+    beta = log_linear(length, table, None, None, None, 8.0, 4.0)
+    assert bool(beta[:, 1].isnan().all())
+    assert not bool(beta[:, 2:].isnan().any())
+    others, own = (torch.ones(BATCH, HEADS, n, WIDTH, device=DEVICE) for n in (QUERIES, 1))
+    odds = torch.zeros(BATCH, HEADS, QUERIES, device=DEVICE)
+    odds[0, 0, 3] = torch.nan
+    joined = sink_joined(others, own, odds, 0)
+    assert bool(joined[0, 0, 3].isnan().all())
+    assert int(joined.isnan().sum()) == WIDTH

@@ -48,7 +48,7 @@ def calibrate(
         list[str] | None,
         typer.Option(
             help="What the loss on text may grow by while fitting, one after another; "
-            "2, 0.9 and 0.4 times --max-text-loss."
+            "2, 0.8 and 0.4 times --max-text-loss."
         ),
     ] = None,
     heads: Annotated[

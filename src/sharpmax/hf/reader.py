@@ -53,7 +53,7 @@ class Reader:
         self,
         stems: Sequence[list[int]],
         branches: Sequence[Sequence[list[int]]],
-        sizes: Sequence[int] | None = None,
+        sizes: Sequence[int],
     ) -> Tensor:
         """Return the states of every stem's branches, one behind another: (tokens, width).
 
@@ -63,10 +63,8 @@ class Reader:
         Args:
             stems: What comes before the branches.
             branches: Of each stem.
-            sizes: How many of its last tokens are wanted of each branch; all if None.
+            sizes: How many of its last tokens are wanted of each branch.
         """
-        if sizes is None:
-            sizes = [len(branch) for some in branches for branch in some]
         if not self.can_branch:
             every = [[*stem, *b] for stem, some in zip(stems, branches, strict=True) for b in some]
             return _before(self.states(every), list(enumerate(map(len, every))), sizes)
@@ -78,7 +76,7 @@ class Reader:
         texts: list[list[int]],
         stems: Sequence[list[int]],
         branches: Sequence[Sequence[list[int]]],
-        sizes: Sequence[int] | None = None,
+        sizes: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
         """Return what `states` and `branch_states` do, read in one pass where the model allows it.
 
@@ -86,8 +84,6 @@ class Reader:
         """
         if not self.can_branch:
             return self.states(texts), self.branch_states(stems, branches, sizes)
-        if sizes is None:
-            sizes = [len(branch) for some in branches for branch in some]
         none: list[list[list[int]]] = [[] for _ in texts]
         rows = Branches.of([*texts, *stems], [*none, *branches], self.model.device)
         states = self._branched(rows)
@@ -153,7 +149,9 @@ def _before(states: Tensor, ends: list[tuple[int, int]], sizes: Sequence[int]) -
         for (row, end), size in zip(ends, sizes, strict=True)
         for place in range(end - size, end)
     ]
-    return states.flatten(0, 1).index_select(0, torch.tensor(places, device=states.device))
+    return states.flatten(0, 1).index_select(
+        0, torch.tensor(places, dtype=torch.long, device=states.device)
+    )
 
 
 def _logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """How a policy chooses β from the statistics of attention: by one kernel where it can.
 
-A polynomial of a few thousand entropies is twenty small operations; on a GPU, launching them
-takes longer than computing them.
+A polynomial of a few thousand entropies is twenty small operations, and so is what `LogLinear`
+does; on a GPU, launching them takes longer than computing them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ from sharpmax.per_head import PerHead
 from sharpmax.policies import BetaAlone, ConstantRows, Detached, LogLinear
 from sharpmax.policy import Policy
 from sharpmax.rows import SMALLEST_BETA
-from sharpmax.torch.row_statistics.triton import HAS_TRITON
+from sharpmax.torch.operators import is_transformed
+from sharpmax.torch.row_statistics.triton import HAS_TRITON, MOST_PLANES
 
 if TYPE_CHECKING:
     from sharpmax.policy import Rows
     from sharpmax.statistics import RowStatistics
+
+BAND = "low", "high", "drift"
+LOG_BETA = "offset", "by_length", "below", "above", *BAND, "sink_log_power"
+LOG_ODDS = "sink", "sink_by_length", "sink_below", "sink_above", *BAND, "sink_log_power"
+"""The columns of the kernel's table for ln β, to which the power does nothing, and for the odds."""
 
 
 def choose(policy: Policy, statistics: Rows) -> Tensor | float:
@@ -33,8 +39,8 @@ def choose(policy: Policy, statistics: Rows) -> Tensor | float:
         return choose(policy.base, statistics.detached())
     if isinstance(policy, BetaAlone):
         return choose(policy.base, statistics)
-    if (log_beta := _log_linear(policy, statistics, None)) is not None:
-        return log_beta
+    if (by_table := _log_linear(policy, statistics, None)) is not None:
+        return by_table
     reads_entropy = policy.reads == {"entropy"}
     if HAS_TRITON and reads_entropy and statistics.entropy.device.type == "cuda":
         from sharpmax.torch.kernels.polynomial import polynomial_settings
@@ -56,31 +62,27 @@ def choose(policy: Policy, statistics: Rows) -> Tensor | float:
 
 def sink_log_odds(policy: Policy, others: RowStatistics, logit: Tensor) -> Tensor:
     """Return the log-odds of every row's sink: what `sharpmax.sink.sink_log_odds` does."""
-    if isinstance(policy, Detached | ConstantRows):
-        kept = others.detached()._replace(lse=others.lse)  # the odds keep their gradient
-        return sink_log_odds(policy.base, kept, logit)
-    found = _log_linear(policy, others, logit)
+    base, rows = policy, others
+    while isinstance(base, Detached | ConstantRows):
+        base, rows = base.base, rows.detached()._replace(lse=others.lse)  # by which the odds learn
+    found = _log_linear(base, rows, logit)
     odds: Tensor = sink.sink_log_odds(policy, others, logit) if found is None else found
     return odds
 
 
 def _log_linear(policy: Policy, rows: Rows, logit: Tensor | None) -> Tensor | None:
-    """Return β of a `LogLinear`, or its sink's log-odds, by a kernel; None if it cannot."""
-    length = rows.length
-    if not (HAS_TRITON and isinstance(length, Tensor) and length.device.type == "cuda"):
-        return None
+    """Return β of a `LogLinear` by head, or its sink's log-odds, by a kernel; None if it cannot."""
     numbers = _numbers(policy)
-    if numbers is None or length.ndim != 3 or length.dtype != torch.float32:
+    if numbers is None or not _kernels_take(rows.length):
         return None
-    from sharpmax.torch.kernels.log_linear import COLUMNS
     from sharpmax.torch.sink_operators import log_linear
 
-    heads, band = length.shape[1], numbers["low"] is not None
-    names = SINK if logit is not None else BETA
+    length, band = rows.length, numbers["low"] is not None
+    names = LOG_BETA if logit is None else LOG_ODDS
     columns = [numbers[name] if band or name not in BAND else 0.0 for name in names]
+    heads = length.shape[1]
     if any(isinstance(x, Tensor) and x.shape != (heads,) for x in columns):
         return None
-    assert len(columns) == len(COLUMNS)
     table = torch.stack(
         [x.to(length) if isinstance(x, Tensor) else length.new_full((heads,), x) for x in columns],
         dim=-1,
@@ -91,23 +93,24 @@ def _log_linear(policy: Policy, rows: Rows, logit: Tensor | None) -> Tensor | No
     return found
 
 
-BAND = "low", "high", "drift"
-BETA = "offset", "by_length", "below", "above", *BAND, "sink_log_power"
-SINK = "sink", "sink_by_length", "sink_below", "sink_above", *BAND, "sink_log_power"
-"""The columns of the kernel's table for β, which has no power, and for the sink's odds."""
+def _kernels_take(length: Any) -> bool:
+    """Tell whether the kernel takes rows of these lengths."""
+    if not (HAS_TRITON and isinstance(length, Tensor) and length.device.type == "cuda"):
+        return False
+    fits = length.ndim == 3 and 0 < length.shape[0] * length.shape[1] <= MOST_PLANES
+    return fits and length.shape[2] > 0 and length.dtype == torch.float32 and not is_transformed()
 
 
 def _numbers(policy: Policy) -> dict[str, Any] | None:
-    """Return the numbers of a `LogLinear`, by head or not, or None if it is none."""
-    base = policy.base if isinstance(policy, PerHead) else policy
-    if type(base) is not LogLinear:
+    """Return the numbers of a `LogLinear` by head, or None if it is none that a kernel takes."""
+    if not isinstance(policy, PerHead) or type(policy.base) is not LogLinear:
         return None
-    numbers = base.settings() | (dict(policy.by_head) if isinstance(policy, PerHead) else {})
-    alike = "reference_length", "most"
-    takes = all(isinstance(numbers[name], int | float) for name in alike) and all(
+    numbers = policy.base.settings() | dict(policy.by_head)
+    alike = numbers["reference_length"], numbers["most"]
+    takes = all(isinstance(number, int | float) for number in alike) and all(
         value is None or isinstance(value, Tensor | int | float) for value in numbers.values()
     )
-    return numbers if takes else None
+    return numbers if takes and numbers["most"] <= 1 / SMALLEST_BETA else None
 
 
 def in_training(value: Any) -> bool:

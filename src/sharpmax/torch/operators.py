@@ -66,6 +66,13 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
     return functools.partial(Operator, name)
 
 
+def is_transformed() -> bool:
+    """Tell whether torch.func is at work, whose gradients the kernels have not."""
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 def _is_traced(tensors: list[Tensor]) -> bool:
     """Tell whether PyTorch must learn of a call with these tensors."""
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from sharpmax.sink import sink_shares
 from sharpmax.statistics import RowStatistics
 from sharpmax.torch.choice import sink_log_odds
+from sharpmax.torch.operators import is_transformed
 from sharpmax.torch.row_statistics.triton import HAS_TRITON, LARGEST_WIDTH, MOST_PLANES
 from sharpmax.torch.sink_operators import sink_joined, sink_logit
 
@@ -66,9 +67,8 @@ class SinkApart:
         before, sees = self.before, self.sees
         logit = self._seen_logit[..., before:]
         if _has_kernels(out) and (sees is None or not before):
-            by_kernel: Tensor = sink_joined(
-                out, self.own, sink_log_odds(policy, statistics, logit), before
-            )
+            odds = sink_log_odds(policy, statistics, logit).expand(out.shape[:3])
+            by_kernel: Tensor = sink_joined(out, self.own, odds, before)
             return by_kernel
         # In half precision the share of a head that rests would be 1, and nothing left over.
         more = torch.promote_types(out.dtype, torch.float32)
@@ -101,8 +101,10 @@ class SinkApart:
 
 def _has_kernels(rows: Tensor) -> bool:
     """Tell whether there are kernels for the sinks of such rows, of queries or of outputs."""
-    fits = 0 < rows.shape[-1] <= LARGEST_WIDTH and rows.shape[0] * rows.shape[1] <= MOST_PLANES
-    return HAS_TRITON and rows.device.type == "cuda" and rows.dtype != torch.float64 and fits
+    if not HAS_TRITON or rows.device.type != "cuda" or rows.dtype == torch.float64:
+        return False
+    fits = rows.shape[-1] <= LARGEST_WIDTH and rows.shape[0] * rows.shape[1] <= MOST_PLANES
+    return fits and rows.numel() > 0 and not is_transformed()
 
 
 def other_keys(scores: Scores) -> Scores:

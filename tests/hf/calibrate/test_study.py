@@ -147,7 +147,7 @@ def test_the_best_within_the_cost_is_kept_and_nothing_that_is_no_better(model, e
     assert study.best([point("no better", 0.2, 0.0)]) is None
 
 
-@pytest.mark.parametrize(("gain", "times"), [(1.0, 1.2), (-1.0, None)])
+@pytest.mark.parametrize(("gain", "times"), [(1.0, 1.25), (-1.0, None)])
 def test_what_lies_further_along_the_way_is_kept_while_it_helps_and_text_may_pay_for_it(
     model, examples, monkeypatch, gain, times
 ):

@@ -16,11 +16,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sharpmax.hf.calibrate.curvature import squares, step_lengths
 from sharpmax.hf.calibrate.entropies import text_entropies
 from sharpmax.hf.calibrate.losses import (
-    DIVERGENCE,
     answer_logits,
     answer_losses,
     are_right,
     of_text,
+    price,
     shortfall,
     text_states_and_answer_logits,
 )
@@ -79,7 +79,7 @@ class Check:
     def objective(self, tie: float) -> float:
         """Return what is made small: how much answers fall short, and what text pays."""
         growth = self.text_loss - self.text_loss / (1 + self.text_cost)
-        return self.shortfall + tie * (growth + DIVERGENCE * (self.divergence - growth))
+        return self.shortfall + tie * price(self.divergence, growth)
 
 
 class Fitting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,10 +59,10 @@ def answer_losses(logits: Tensor, prompts: Sequence[Prompt]) -> Tensor:
     """Return the mean loss of every answer's tokens."""
     sizes = torch.tensor([len(prompt.answer) for prompt in prompts], device=logits.device)
     losses = cross_entropy(logits, _wanted(logits, prompts), reduction="none")
-    owners = torch.arange(len(prompts), device=logits.device).repeat_interleave(
-        sizes, output_size=losses.shape[0]
-    )
-    return losses.new_zeros(len(prompts)).index_add(0, owners, losses) / sizes
+    numbers = torch.arange(len(prompts), device=logits.device)
+    owners = numbers.repeat_interleave(sizes, output_size=losses.shape[0])
+    # A product, since a GPU's sums by index come out a little different every time.
+    return ((owners == numbers[:, None]) / sizes[:, None]).to(losses) @ losses
 
 
 def shortfall(losses: Tensor) -> Tensor:
@@ -87,6 +87,18 @@ def _wanted(logits: Tensor, prompts: Sequence[Prompt]) -> Tensor:
     return torch.tensor(tokens, device=logits.device)
 
 
+Nats = TypeVar("Nats", float, Tensor)
+
+
+def price(divergence: Nats, growth: Nats) -> Nats:
+    """Return what text pays: a quarter by the divergence, and the rest by its loss's growth.
+
+    The divergence alone would forbid what text gains by as well. The loss alone would let the
+    model forget what these texts do not show.
+    """
+    return growth + DIVERGENCE * (divergence - growth)
+
+
 class OfText(NamedTuple):
     """Means over the tokens of some texts, in nats.
 
@@ -101,13 +113,8 @@ class OfText(NamedTuple):
     original_loss: Tensor
 
     def price(self) -> Tensor:
-        """Return what text pays: a quarter of the divergence, and the rest by its loss's growth.
-
-        The divergence alone would forbid what text gains by as well. The loss alone would let the
-        model forget what these texts do not show.
-        """
-        growth = self.loss - self.original_loss
-        return growth + DIVERGENCE * (self.divergence - growth)
+        """Return what text pays."""
+        return price(self.divergence, self.loss - self.original_loss)
 
 
 def of_text(reader: Reader, states: Tensor, original: Tensor, texts: Sequence[list[int]]) -> OfText:

@@ -37,7 +37,7 @@ class Settings:
             little of what to change. Of a model that cannot read them together, 1.
         texts: In a step at the full length, and as many more of shorter ones.
         learning_rate: Of Adam at first, in units of ln β and γ, for a head of average effect on
-            text; half of it for all costs but the first.
+            text; half of it after the first cost.
         weighings: How often texts are read at first to learn which heads they feel most.
         check_every: Steps between two looks at prompts and text that are not fitted to.
         patience: Looks without an improvement after which a strength is done with.

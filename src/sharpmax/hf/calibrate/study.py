@@ -43,8 +43,8 @@ WARM_UP = 10
 """Steps until the learning rate is taken whole: Adam's first know nothing of the noise yet."""
 JUDGED_BY = 9
 """Batches that tell which heads help most: each length that steps have, three times."""
-FURTHER, LEAP, MOST_LEAPS = "further", 0.1, 10
-"""The policy that lies further along the way of the last cost, how much at a time, how often."""
+FURTHER, LEAP, MOST_LEAPS = "further", 0.05, 20
+"""The policy that lies further along the way of the best, how much at a time, how often."""
 STATE, TENSORS, POINTS = "state.json", "state.safetensors", "points.csv"
 
 Tell = Callable[[str, int], None]
@@ -257,7 +257,7 @@ class _Study:
             name, is_first = f"cost {100 * cost:g}%", number == 0
             self._stage(name, cost, settings.steps * (2 if is_first else 1), is_first)
         if len(self.points) == stages:
-            self._go_further(self.points[-1])
+            self._go_further(self.best(self.points) or self.points[-1])
         whole = self.points[: stages + (FURTHER in self.policies)]
         start = self.best(whole) or self.points[stages - 1]
         for count in settings.heads:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TOKENS_AT_ONCE = 2**15
 """Of several prompts that a GPU reads together."""
+MOST_AT_ONCE = 16
+"""Prompts that it reads together: there are logits of some tokens of each."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def retrieval(
             asked += [
                 make_prompt(tokenizer, template, length, random, depth) for _ in range(prompts)
             ]
-        at_once = 1 if model.device.type == "cpu" else max(1, TOKENS_AT_ONCE // length)
+        on_cpu = model.device.type == "cpu"
+        at_once = 1 if on_cpu else max(1, min(MOST_AT_ONCE, TOKENS_AT_ONCE // length))
         right: list[bool] = []
         for start in range(0, len(asked), at_once):
             part = asked[start : start + at_once]

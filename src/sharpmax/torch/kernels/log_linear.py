@@ -1,7 +1,6 @@
 """The policy `LogLinear` in one kernel, and its gradient in another.
 
-As twenty small operations a layer it takes a GPU's host longer to launch than the device to
-compute. Every head's numbers are a row of a table.
+Every head's numbers are a row of a table.
 """
 
 from __future__ import annotations
@@ -20,17 +19,24 @@ from sharpmax.torch.kernels.rounding import ceil_div
 if TYPE_CHECKING:
     from torch import Tensor
 
-COLUMNS = ("offset", "by_length", "below", "above", "low", "high", "drift", "log_power")
-"""What stands in a head's row: the numbers of ln β, or those of the sink's odds, and the band."""
+COLUMNS = 8
+"""In a head's row: the offset, and what is added by the length, below the band and above it, of
+ln β or of the sink's γ; the band's low and high end and its drift; the logarithm of the power."""
 BLOCK = 256
 
-_COLUMNS = tl.constexpr(len(COLUMNS))
+_COLUMNS = tl.constexpr(COLUMNS)
 _FAR, _FARTHER = tl.constexpr(FAR), tl.constexpr(FARTHER)
 
 
 @triton.jit
+def _at_least(x, least):
+    """Return the larger one, and NaN for NaN, unlike Triton's own."""
+    return tl.where(x < least, least, x)
+
+
+@triton.jit
 def _clipped(x, limit):
-    return tl.minimum(tl.maximum(x, -limit), limit)
+    return tl.where(x > limit, limit, _at_least(x, -limit))
 
 
 @triton.jit
@@ -63,17 +69,17 @@ def _forward_kernel(
     at = plane * queries + rows
     n = tl.load(length + batch * n_b + head * n_h + rows.to(tl.int64) * n_l, mask=inside, other=1.0)
     row = table + head * _COLUMNS
-    linear = tl.load(row) + tl.load(row + 1) * tl.log(tl.maximum(n / reference, 1.0))
+    linear = tl.load(row) + tl.load(row + 1) * tl.log(_at_least(n / reference, 1.0))
     if BAND:
         h = tl.load(entropy + at, mask=inside, other=0.0)
-        e = h - tl.load(row + 6) * tl.log(tl.maximum(n, 1.0))
-        linear += tl.load(row + 2) * tl.maximum(tl.load(row + 4) - e, 0.0)
-        linear += tl.load(row + 3) * tl.maximum(e - tl.load(row + 5), 0.0)
+        e = h - tl.load(row + 6) * tl.log(_at_least(n, 1.0))
+        linear += tl.load(row + 2) * _at_least(tl.load(row + 4) - e, 0.0)
+        linear += tl.load(row + 3) * _at_least(e - tl.load(row + 5), 0.0)
     if SINK:
         sink = logit + batch * s_b + head * s_h + rows.to(tl.int64) * s_l
         others = tl.load(lse + at, mask=inside, other=0.0)
-        odds = tl.maximum(tl.load(sink, mask=inside, other=0.0), -_FARTHER)
-        odds -= tl.maximum(others, -_FAR)
+        odds = _at_least(tl.load(sink, mask=inside, other=0.0), -_FARTHER)
+        odds -= _at_least(others, -_FAR)
         power = tl.exp(_clipped(tl.load(row + 7), log_most))
         tl.store(out + at, power * odds + _clipped(linear, most), mask=inside)
     else:
@@ -119,20 +125,20 @@ def _backward_kernel(
     g = tl.load(grad + batch * g_b + head * g_h + far * g_l, mask=inside, other=0.0)
     n = tl.load(length + batch * n_b + head * n_h + far * n_l, mask=inside, other=1.0)
     row = table + head * _COLUMNS
-    growth = tl.log(tl.maximum(n / reference, 1.0))
+    growth = tl.log(_at_least(n / reference, 1.0))
     linear = tl.load(row) + tl.load(row + 1) * growth
     below, above = tl.zeros_like(n), tl.zeros_like(n)
-    log_n = tl.log(tl.maximum(n, 1.0))
+    log_n = tl.log(_at_least(n, 1.0))
     if BAND:
         e = tl.load(entropy + at, mask=inside, other=0.0) - tl.load(row + 6) * log_n
-        below = tl.maximum(tl.load(row + 4) - e, 0.0)
-        above = tl.maximum(e - tl.load(row + 5), 0.0)
+        below = _at_least(tl.load(row + 4) - e, 0.0)
+        above = _at_least(e - tl.load(row + 5), 0.0)
         linear += tl.load(row + 2) * below + tl.load(row + 3) * above
     sums = grad_table + (tl.program_id(0) * tl.num_programs(1) + plane) * _COLUMNS
     if SINK:
         sink = tl.load(logit + batch * s_b + head * s_h + far * s_l, mask=inside, other=0.0)
         others = tl.load(lse + at, mask=inside, other=0.0)
-        odds = tl.maximum(sink, -_FARTHER) - tl.maximum(others, -_FAR)
+        odds = _at_least(sink, -_FARTHER) - _at_least(others, -_FAR)
         log_power = tl.load(row + 7)
         slope = g * tl.exp(_clipped(log_power, log_most))
         tl.store(grad_logit + at, tl.where(sink >= -_FARTHER, slope, 0.0), mask=inside)
@@ -215,9 +221,7 @@ def log_linear_backward(
     """
     batch, heads, queries = length.shape
     blocks = ceil_div(queries, BLOCK)
-    sums = torch.empty(
-        (blocks * batch, heads, len(COLUMNS)), dtype=torch.float32, device=length.device
-    )
+    sums = torch.empty((blocks * batch, heads, COLUMNS), dtype=torch.float32, device=length.device)
 
     def like(rows: Tensor | None) -> Tensor:
         shape = (0,) if rows is None else length.shape

@@ -24,9 +24,11 @@ _SURE = tl.constexpr(80.0)
 
 @triton.jit
 def _shares(log_odds):
-    """Return the share of the sink and what it leaves, each with all its digits."""
-    odds = tl.exp(tl.minimum(tl.maximum(log_odds, -_SURE), _SURE))
-    return odds / (1 + odds), 1 / (1 + odds)
+    """Return the share of the sink and what it leaves, each with all its digits; NaN stays so."""
+    within = tl.where(log_odds > _SURE, _SURE, tl.where(log_odds < -_SURE, -_SURE, log_odds))
+    odds = tl.exp(within)
+    share = tl.where(log_odds < -_SURE, 0.0, odds / (1 + odds))
+    return share, tl.where(log_odds > _SURE, 0.0, 1 / (1 + odds))
 
 
 @triton.jit
@@ -132,7 +134,7 @@ def _joined_kernel(
     log_odds = tl.load(
         odds + plane * (queries - before) + behind,
         mask=(behind >= 0) & (rows < queries),
-        other=_SURE,
+        other=2 * _SURE,
     )
     share, rest = _shares(log_odds)
     mixed = inside & (behind >= 0)[:, None]
@@ -178,7 +180,7 @@ def _joined_backward_kernel(
     mixes = (behind >= 0) & (rows < queries)
     mixed = inside & mixes[:, None]
     row = plane * (queries - before) + behind
-    log_odds = tl.load(odds + row, mask=mixes, other=_SURE)
+    log_odds = tl.load(odds + row, mask=mixes, other=2 * _SURE)
     share, rest = _shares(log_odds)
     g = _tile(grad, batch, head, rows, width, inside, g_b, g_h, g_l)
     a = _tile(others, batch, head, behind, width, mixed, o_b, o_h, o_l)
