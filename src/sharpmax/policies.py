@@ -420,36 +420,6 @@ class _Wrapped(Policy):
 
 
 @dataclass(frozen=True)
-class Detached(_Wrapped):
-    """Another policy's β as a constant, through which no gradient flows.
-
-    In training, the logits are then not drawn towards those that give another β, and the
-    backward pass of attention costs hardly more than that of plain attention. Where the policy
-    sets the sink apart, its odds keep the gradient of the logits, which costs that of the
-    statistics, and what the policy does to them is not held constant.
-    """
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """What the base reads."""
-        return self.base.reads | {"detached"}
-
-    @property
-    def sets_sink_apart(self) -> bool:
-        """Whether the base does."""
-        return self.base.sets_sink_apart
-
-    def sink_log_odds(self, rows: Rows, log_odds: Array) -> Array:
-        """Return what the base makes of the sink's odds; the gradient is that of the odds."""
-        return self.base.sink_log_odds(rows.detached(), log_odds)
-
-    def __call__(self, rows: Rows) -> Array | float:
-        """Return the base's β as a constant."""
-        beta = self.base(rows.detached())
-        return beta if isinstance(beta, int | float) else constant(beta)
-
-
-@dataclass(frozen=True)
 class ConstantRows(_Wrapped):
     """Another policy, to which what it reads of a row is constant.
 
@@ -474,6 +444,22 @@ class ConstantRows(_Wrapped):
     def __call__(self, rows: Rows) -> Array | float:
         """Return the base's β."""
         return self.base(rows.detached())
+
+
+@dataclass(frozen=True)
+class Detached(ConstantRows):
+    """Another policy's β as a constant, through which no gradient flows.
+
+    In training, the logits are then not drawn towards those that give another β, and the
+    backward pass of attention costs hardly more than that of plain attention. Where the policy
+    sets the sink apart, its odds keep the gradient of the logits, which costs that of the
+    statistics, and what the policy does to them is not held constant.
+    """
+
+    def __call__(self, rows: Rows) -> Array | float:
+        """Return the base's β as a constant."""
+        beta = super().__call__(rows)
+        return beta if isinstance(beta, int | float) else constant(beta)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from sharpmax.hf.masks import visible_keys
 from sharpmax.hf.request import Request
 from sharpmax.per_head import PerHead
-from sharpmax.policies import PAPER, BetaAlone, ConstantRows, Detached
+from sharpmax.policies import PAPER, BetaAlone, ConstantRows
 from sharpmax.policy import Policy, require_policy
 
 try:
@@ -201,14 +201,14 @@ def attention_by(model: PreTrainedModel, policy: Policy) -> AttentionFunction:
 
 def _heads_of(policy: Policy) -> PerHead | None:
     """Return the policy by head that a policy is, or that it holds constant."""
-    if isinstance(policy, Detached | ConstantRows):
+    if isinstance(policy, ConstantRows):
         return _heads_of(policy.base)
     return policy if isinstance(policy, PerHead) else None
 
 
 def _on(device: torch.device, policy: Policy) -> Policy:
     """Return the policy with its numbers by head on a device."""
-    if isinstance(policy, Detached | ConstantRows):
+    if isinstance(policy, ConstantRows):
         base = _on(device, policy.base)
         return policy if base is policy.base else replace(policy, base=base)
     if isinstance(policy, PerHead):

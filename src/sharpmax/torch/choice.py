@@ -63,7 +63,7 @@ def choose(policy: Policy, statistics: Rows) -> Tensor | float:
 def sink_log_odds(policy: Policy, others: RowStatistics, logit: Tensor) -> Tensor:
     """Return the log-odds of every row's sink: what `sharpmax.sink.sink_log_odds` does."""
     base, rows = policy, others
-    while isinstance(base, Detached | ConstantRows):
+    while isinstance(base, ConstantRows):
         base, rows = base.base, rows.detached()._replace(lse=others.lse)  # by which the odds learn
     found = _log_linear(base, rows, logit)
     odds: Tensor = sink.sink_log_odds(policy, others, logit) if found is None else found

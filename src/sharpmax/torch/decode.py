@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sharpmax.arrays import at_least
-from sharpmax.policies import Detached
+from sharpmax.policies import ConstantRows
 from sharpmax.rows import SMALLEST_BETA
 from sharpmax.statistics import RowStatistics
 from sharpmax.torch.row_statistics.triton import HAS_TRITON, LARGEST_WIDTH, interpreted
@@ -92,7 +92,7 @@ def decode(
         raise NotImplementedError(
             f"decoding does not keep the rows, which {type(policy).__name__} chooses β from"
         )
-    while isinstance(policy, Detached):
+    while isinstance(policy, ConstantRows):
         policy = policy.base
     if lost is None:
         lost = LOST * torch.finfo(value.dtype).eps
