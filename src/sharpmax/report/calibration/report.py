@@ -80,7 +80,7 @@ def _frontier(tables: Tables) -> Section:
     return Section(
         "What it costs",
         "A dot is the best policy of one cost that text might pay while fitting, or of one number "
-        "of heads; “further” goes on from the last cost, every head alike. To the right text pays "
+        "of heads; “further” goes on from the best cost, every head alike. To the right text pays "
         "more. The policy that is kept is the one that finds most within the cost that was allowed "
         "in the end.",
         [c.properties(width="container", height=HEIGHT) for c in charts if c is not None],
