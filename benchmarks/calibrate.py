@@ -1,7 +1,8 @@
 """How well `calibrate` does on templates, keys, values and a book that it never sees.
 
 Fits a policy at up to 2,048 tokens, and asks at 1,024, 2,048 and 4,096: of plain attention, of its
-rivals, and of every policy along the way, each on the same 200 prompts a length and the same pages.
+rivals, and of every policy along the way, each on the same 1,000 prompts a length and the same
+pages.
 
     python benchmarks/calibrate.py MODEL --text FILE ... --book FILE
 
@@ -35,8 +36,8 @@ from sharpmax.hf.table import write_csv
 from sharpmax.hf.texts import prose
 
 DEPTHS = tuple((2 * i + 1) / 20 for i in range(10))
-PROMPTS = 5
-"""A template, length and depth; four templates and ten depths make 200."""
+PROMPTS = 25
+"""A template, length and depth; four templates and ten depths make 1,000."""
 WINDOWS = 12
 TOLD_EVERY = 20
 """Steps between two lines of progress."""
@@ -55,6 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=Settings.texts)
     parser.add_argument("--at-once", type=int)
     parser.add_argument("--cost", type=float, action="append", default=[])
+    parser.add_argument("--max-text-loss", type=float, default=Settings.max_text_loss)
     parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     parser.add_argument("--seed", type=int, default=Settings.seed)
     parser.add_argument("--check-every", type=int, default=Settings.check_every)
@@ -67,6 +69,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-sink", action="store_true")
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--case", action="append", help="a policy to ask under; all if none")
+    parser.add_argument(
+        "--ask-prompts", type=int, default=PROMPTS, help="a template, length and depth"
+    )
     parser.add_argument("--ask", type=int, nargs="*", help="at these lengths; the plan's if none")
     parser.add_argument("--out", type=Path, default=RESULTS / "calibrate")
     return parser.parse_args()
@@ -85,6 +90,7 @@ def main() -> None:
         texts=asked.texts,
         at_once=asked.at_once,
         costs=tuple(asked.cost),
+        max_text_loss=asked.max_text_loss,
         learning_rate=asked.learning_rate,
         seed=asked.seed,
         check_every=asked.check_every,
@@ -96,7 +102,7 @@ def main() -> None:
     )
     examples = Examples(tokenizer, settings, texts)
     plan = comparison_plan(model, examples, 1, asked.book.read_text())
-    plan = replace(plan, windows=WINDOWS, depths=DEPTHS, prompts=PROMPTS)
+    plan = replace(plan, windows=WINDOWS, depths=DEPTHS, prompts=asked.ask_prompts)
     begun, last, done = time.perf_counter(), "", 0
 
     def tell(stage: str, steps: int) -> None:

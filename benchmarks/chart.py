@@ -1,16 +1,26 @@
-"""Draw the results that are kept: what sharpened attention and decoding cost beside plain ones.
+"""Draw the results that are kept: what sharpening costs, and what calibrated models find.
 
-    python benchmarks/chart.py            writes attention.svg and decode.svg beside the tables
+    python benchmarks/chart.py            writes attention.svg and others beside the tables
 
 It needs `pip install '.[report]'`.
 """
 
 import csv
+import json
 from pathlib import Path
 
 import altair as alt
 
+from sharpmax.report.calibration import Tables, figures
+from sharpmax.report.chart import save
+from sharpmax.report.rows import Row
+
 RESULTS = Path(__file__).parent / "results"
+CALIBRATE = RESULTS / "h200" / "calibrate"
+RUN, RIVALS = CALIBRATE / "larger-steps", CALIBRATE / "sink-apart"
+"""The calibration that is drawn, and the one whose run was asked of its rivals too."""
+KEPT = "cost 0.6%"
+"""The policy of the first that its own rule keeps."""
 
 
 def rows_of(path: Path) -> list[dict[str, object]]:
@@ -60,7 +70,48 @@ def chart(path: Path) -> alt.Chart:
     )
 
 
+def table(path: Path) -> list[Row]:
+    """Return the rows of a table, numbers as numbers."""
+    with path.open(encoding="utf-8") as file:
+        return [{key: number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def number(text: str) -> float | str:
+    """Return the number that a cell holds, or else its text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def calibration() -> Tables:
+    """Return a calibration, and the policy that it keeps beside plain attention and its rivals."""
+    about = json.loads((RUN / "cost-0.6.json").read_text(encoding="utf-8"))["about"]
+    ours = [row for row in table(RUN / "scores.csv") if row["case"] in ("plain", KEPT)]
+    rivals = [
+        row
+        for row in table(RIVALS / "scores.csv")
+        if row["case"] != "plain" and not str(row["case"]).startswith("cost")
+    ]
+    scores = [*ours, *rivals]
+    named = [
+        {**row, "case": "calibrated" if row["case"] == KEPT else row["case"]} for row in scores
+    ]
+    return Tables(
+        plain=about["figures"]["plain"],
+        points=table(RUN / "points.csv"),
+        kept=KEPT,
+        heads=table(RUN / "heads.csv"),
+        scores=named,
+    )
+
+
 def main() -> None:
+    drawn = figures(calibration())
+    for name in ("comparison", "frontier", "fewer_heads"):
+        png, svg = save(drawn[name], CALIBRATE, name)
+        png.unlink()
+        print(svg.relative_to(RESULTS))
     for path in sorted(RESULTS.glob("*/*.csv")):
         if path.stem in ("attention", "decode"):
             chart(path).save(path.with_suffix(".svg"))

@@ -134,7 +134,8 @@ class Policy(ABC):
         try:
             return Policy._kinds[kind](**_from_plain(settings))
         except TypeError as error:
-            raise ValueError(f"{kind} cannot be made from {settings}: {error}") from None
+            names = ", ".join(settings) or "nothing"
+            raise ValueError(f"{kind} cannot be made from {names}: {error}") from None
 
     def save(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
         """Write the policy to a JSON file; into a folder, as `sharpmax.json`.

@@ -1,9 +1,12 @@
 """The report of a calibration: its figures, its sentences, and its page as a reader meets it."""
 
+import json
+
 import pytest
 
 from sharpmax.report.calibration import Tables, figures, page, write_report
 from sharpmax.report.calibration.comparison import comparison_table
+from sharpmax.report.calibration.frontier import by_heads
 from sharpmax.report.calibration.report import finding
 from sharpmax.report.chart import specification
 
@@ -111,6 +114,16 @@ def test_policies_are_pooled_over_templates_and_the_best_is_bold():
     assert table.rows[3][:2] == ["calibrated", "70% (60–78)"]
     assert table.rows[0][3] == "3.500"
     assert (3, 1) in table.strong
+
+
+@pytest.mark.parametrize("kept", [None, "cost 2%", "1 heads"])
+def test_fewer_heads_are_shown_beside_all_of_them(kept):
+    names = ("cost 2%", 7), ("cost 0.8%", 8), ("2 heads", 2), ("1 heads", 1)
+    points = [point(name, heads, 0.5, 0.01) for name, heads in names]
+    chart = by_heads(Tables(tables().plain, points, kept, []))
+    assert chart is not None
+    drawn = json.loads(chart.layer[1].data.values)
+    assert [row["heads"] for row in drawn] == [2, 1, 7 if kept == "cost 2%" else 8]
 
 
 def test_without_a_comparison_and_without_fewer_heads():

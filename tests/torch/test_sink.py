@@ -218,7 +218,7 @@ def output_and_gradients(device, dtype, mask, **settings):
     moved = None if mask is None else mask.to(device)
     found = attention(*given[:3], policy=policy, mask=moved, **settings)
     upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
-    return found, *torch.autograd.grad(found, given, upstream.to(found))
+    return found.detach(), *torch.autograd.grad(found, given, upstream.to(found))
 
 
 @pytest.mark.parametrize("window", [None, 7])

@@ -85,18 +85,19 @@ def calibrate(
     ] = None,
     prompts: Annotated[
         int | None,
-        typer.Option(help="Texts of lines in a step, more of shorter ones; 6."),
+        typer.Option(help="Texts of lines in a step, more of shorter ones; 12."),
     ] = None,
     asked: Annotated[int | None, typer.Option(help="Questions for each of these; 16.")] = None,
     texts: Annotated[
-        int | None, typer.Option(help="Windows of text in a step, likewise; 4.")
+        int | None, typer.Option(help="Windows of text in a step, likewise; 8.")
     ] = None,
     check_prompts: Annotated[
         int | None, typer.Option(help="A template and length, to see when to stop; 16.")
     ] = None,
     check_texts: Annotated[int | None, typer.Option(help="For the same; 8.")] = None,
     at_once: Annotated[
-        int | None, typer.Option(help="Sequences to read together; all on a GPU, 1 on a CPU.")
+        int | None,
+        typer.Option(help="Sequences to read together; as many as fit on a GPU, 1 on a CPU."),
     ] = None,
     checkpointing: Annotated[
         bool, typer.Option(help="Compute activations twice rather than keep them.")

@@ -20,7 +20,14 @@ from sharpmax.hf.reader import Reader
 from sharpmax.hf.sharpen import context_of, require_fit, require_interface, sharpen
 from sharpmax.hf.table import share_of
 from sharpmax.hf.texts import reading
-from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES, make_prompt, retrieval
+from sharpmax.tasks.key_value import (
+    HELD_OUT,
+    TEMPLATES,
+    Prompt,
+    make_prompt,
+    prompts_by_place,
+    retrieval,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -166,11 +173,12 @@ def by_case(
         if policy is not None:
             require_fit(model, policy)
     require_possible(plan, tokenizer)
+    prompts = _prompts(tokenizer, plan)
     for case, policy in policies.items():
         with contextlib.nullcontext() if policy is None else sharpen(model, policy):
             scores = [
                 *_text(case, model, tokenizer, plan, tell),
-                *_retrieval(case, model, tokenizer, plan, tell),
+                *_retrieval(case, model, prompts, tell),
                 *_harness(case, model, tokenizer, plan),
             ]
         yield scores
@@ -209,24 +217,28 @@ def _text(
     return scores
 
 
-def _retrieval(
-    case: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, plan: Plan, tell: Tell
-) -> list[Score]:
+def _prompts(
+    tokenizer: PreTrainedTokenizerBase, plan: Plan
+) -> dict[str, dict[tuple[int, float], list[Prompt]]]:
+    """Return what every policy is asked, by template, length and depth."""
     if not plan.prompts:
-        return []
+        return {}
+    to_ask = plan._lengths, plan.depths, plan.prompts
+    return {
+        name: prompts_by_place(tokenizer, TEMPLATES[name], *to_ask, seed=plan.seed)
+        for name in plan.templates
+    }
+
+
+def _retrieval(
+    case: str,
+    model: PreTrainedModel,
+    prompts: Mapping[str, Mapping[tuple[int, float], Sequence[Prompt]]],
+    tell: Tell,
+) -> list[Score]:
     scores = []
-    for name in plan.templates:
-        cells = retrieval(
-            model,
-            tokenizer,
-            TEMPLATES[name],
-            plan._lengths,
-            plan.depths,
-            plan.prompts,
-            seed=plan.seed,
-            tell=tell,
-        )
-        for cell in cells:
+    for name, by_place in prompts.items():
+        for cell in retrieval(model, by_place, tell=tell):
             share = share_of(cell.right, cell.prompts)
             scores.append(
                 Score(case, f"retrieval: {name}", cell.length, cell.depth, *share, cell.prompts)

@@ -10,6 +10,7 @@ from tiny_models import tiny
 from sharpmax import LogLinear, PerHead
 from sharpmax.hf import sharpen
 from sharpmax.hf.calibrate import head_changes
+from sharpmax.hf.calibrate.fit import Fitting
 from sharpmax.hf.evaluate import text_losses
 
 
@@ -95,6 +96,45 @@ def test_less_memory_gives_the_same_step(model, examples, change):
         results.append({name: value.grad.clone() for name, value in fitting.numbers.items()})
     for name, gradient in results[0].items():
         torch.testing.assert_close(results[1][name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def room_for(monkeypatch, sequences):
+    """Let a device have room for so many sequences at once, of as many as there are by default."""
+    loss = Fitting._loss
+
+    def loss_with_room(self, batch, groups, texts, *others):
+        if len(groups) + len(texts) > sequences:
+            raise torch.OutOfMemoryError
+        return loss(self, batch, groups, texts, *others)
+
+    monkeypatch.setattr(Fitting, "_loss", loss_with_room)
+
+
+def test_a_step_that_has_no_room_is_taken_in_parts(model, examples, monkeypatch):
+    results = []
+    for sequences in (5, 2):
+        room_for(monkeypatch, sequences)
+        fitting = fitting_of(model, examples)
+        fitting._fit_at_once = 5
+        fitting.step(examples.batch(1), 3.0)
+        results.append({name: value.grad.clone() for name, value in fitting.numbers.items()})
+    assert fitting._fit_at_once == 2
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(results[1][name], gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "room", "reason"),
+    [
+        (3, 2, "3 of its sequences have none: set a smaller at_once, or none"),
+        (None, 0, "1 of its sequences have none: set checkpointing"),
+    ],
+)
+def test_where_there_is_no_room_it_is_said(model, examples, monkeypatch, at_once, room, reason):
+    room_for(monkeypatch, room)
+    fitting = fitting_of(model, examples, dataclasses.replace(SETTINGS, at_once=at_once))
+    with pytest.raises(ValueError, match=reason):
+        fitting.step(examples.batch(1), 3.0)
 
 
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])

@@ -115,6 +115,7 @@ class Fitting:
         if not self.reader.can_branch:
             self._prompts = [[prompt] for prompts in self._prompts for prompt in prompts]
         self._original: list[Tensor] = []
+        self._fit_at_once = math.inf if device.type == "cuda" else 1
 
     def weigh(self) -> None:
         """Let numbers that text hardly feels take longer steps than the others."""
@@ -243,9 +244,25 @@ class Fitting:
         groups = [prompts[:asked] for prompts in batch.prompts]
         every: list[list[Prompt] | list[int]] = [*groups, *batch.texts]
         mine = every[processes.rank :: processes.count]
+        while True:
+            try:
+                of_texts = self._added_up(batch, mine, tie)
+                break
+            except torch.OutOfMemoryError:
+                self._read_fewer_at_once(len(mine))
+        for value in self.numbers.values():
+            if value.grad is None:  # more processes than sequences
+                value.grad = torch.zeros_like(value)
+            processes.add_up(value.grad)
+        processes.add_up(of_texts)
+        growth: float = processes.first(float(of_texts[0] / of_texts[1]) - 1)
+        return growth
+
+    def _added_up(self, batch: Batch, mine: list[list[Prompt] | list[int]], tie: float) -> Tensor:
+        """Add up the gradients of some of a batch's sequences, and return their texts' losses."""
         self.optimizer.zero_grad(set_to_none=False)
         of_texts = torch.zeros(2, device=self.chosen.device)
-        with _frozen(self.model, settings.checkpointing):
+        with _frozen(self.model, self.settings.checkpointing):
             for part in parts(mine, self._at_once(len(mine))):
                 prompts = cast("list[list[Prompt]]", [some for some in part if is_asked(some)])
                 texts = cast("list[list[int]]", [some for some in part if not is_asked(some)])
@@ -255,13 +272,7 @@ class Fitting:
                     loss, losses_of_texts = self._loss(batch, prompts, texts, original, tie)
                     loss.backward()  # type: ignore[no-untyped-call]
                 of_texts += losses_of_texts
-        for value in self.numbers.values():
-            if value.grad is None:  # more processes than sequences
-                value.grad = torch.zeros_like(value)
-            processes.add_up(value.grad)
-        processes.add_up(of_texts)
-        growth: float = processes.first(float(of_texts[0] / of_texts[1]) - 1)
-        return growth
+        return of_texts
 
     def check(self) -> Check:
         """Look at prompts and texts that are not fitted to, under the policy as it is now."""
@@ -333,7 +344,23 @@ class Fitting:
         """Return how many of so many sequences go through the model together."""
         if self.settings.at_once is not None:
             return self.settings.at_once
-        return max(1, sequences) if self.model.device.type == "cuda" else 1
+        return max(1, int(min(sequences, self._fit_at_once)))
+
+    def _read_fewer_at_once(self, sequences: int) -> None:
+        """Halve how many of so many sequences go through the model together from now on.
+
+        Raises:
+            ValueError: If that is set, or one alone is too many.
+        """
+        size = min(sequences, self._at_once(sequences))
+        if self.settings.at_once is not None or size == 1:
+            less = "set checkpointing" if size == 1 else "set a smaller at_once, or none"
+            raise ValueError(
+                f"at_once must leave a step room in memory, and {size} of its sequences have none: "
+                f"{less}"
+            ) from None
+        self._fit_at_once = size // 2
+        torch.cuda.empty_cache()
 
     def _loss(
         self,

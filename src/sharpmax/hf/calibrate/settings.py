@@ -45,8 +45,8 @@ class Settings:
         check_texts: Windows of text to look at.
         max_text_loss: How much the loss on text may grow, as a share.
         seed: Of the prompts and texts.
-        at_once: Sequences that go through the model together; None for all of a step on a GPU
-            and one on a CPU.
+        at_once: Sequences that go through the model together; None for one on a CPU, and on a GPU
+            for all of a step, or as many as its memory has room for.
         checkpointing: Whether to compute activations twice rather than keep them.
         own: The share of the texts of lines that give way to one of the user's own questions each,
             where there are any; at 1 there are no others, nor any to look at.
@@ -65,9 +65,9 @@ class Settings:
     entropy: bool = True
     band: float = 0.8
     most: float = 8.0
-    prompts: int = 6
+    prompts: int = 12
     asked: int = 16
-    texts: int = 4
+    texts: int = 8
     learning_rate: float = 0.1
     weighings: int = 3
     check_every: int = 50

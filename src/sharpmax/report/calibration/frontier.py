@@ -39,10 +39,13 @@ def frontier(tables: Tables) -> alt.LayerChart:
 
 
 def by_heads(tables: Tables) -> alt.LayerChart | None:
-    """Return what is found with fewer and fewer heads, or None if that was not tried."""
-    rows = [row for row in _rows(tables) if _has_fewer_heads(row["name"]) and row["heads"]]
-    if not rows:
+    """Return what is found with all heads, fewer and fewer; None if that was not tried."""
+    every = _rows(tables)[1:]
+    fewer = [row for row in every if _has_fewer_heads(row["name"]) and row["heads"]]
+    if not fewer:
         return None
+    whole = [row for row in every if not _has_fewer_heads(row["name"])]
+    rows = [*fewer, next((row for row in whole if row["kind"] == KEPT), whole[-1])]
     drawn = alt.Chart(data(rows))
     x = alt.X(
         "heads:Q",

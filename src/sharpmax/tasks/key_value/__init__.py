@@ -4,7 +4,7 @@ A model that blurs at long contexts finds the line among few and loses it among 
 """
 
 from sharpmax.tasks.key_value.drawn import drawn_template
-from sharpmax.tasks.key_value.evaluate import Cell, retrieval
+from sharpmax.tasks.key_value.evaluate import Cell, prompts_by_place, retrieval
 from sharpmax.tasks.key_value.prompts import Prompt, is_for_tests, make_prompt, make_prompts
 from sharpmax.tasks.key_value.templates import HELD_OUT, TEMPLATES, Template
 
@@ -18,5 +18,6 @@ __all__ = [
     "is_for_tests",
     "make_prompt",
     "make_prompts",
+    "prompts_by_place",
     "retrieval",
 ]

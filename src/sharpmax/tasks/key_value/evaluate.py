@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from sharpmax.tasks.key_value.templates import Template
 
+Place = tuple[int, float]
+"""A length in tokens, and where in it the line that is asked for stands."""
 TOKENS_AT_ONCE = 2**15
 """Of several prompts that a GPU reads together."""
 MOST_AT_ONCE = 16
@@ -40,8 +43,7 @@ class Cell:
     prompts: int
 
 
-def retrieval(
-    model: PreTrainedModel,
+def prompts_by_place(
     tokenizer: PreTrainedTokenizerBase,
     template: Template,
     lengths: Sequence[int],
@@ -49,21 +51,32 @@ def retrieval(
     prompts: int,
     *,
     seed: int = 0,
-    tell: Callable[[int], None] = lambda _: None,
-) -> list[Cell]:
-    """Ask a model for values at several lengths and depths, `prompts` times in each cell.
-
-    The same seed gives the same prompts, whatever the model's policy. `tell` is told again and
-    again how many tokens have been read since.
-    """
-    cells = []
+) -> dict[Place, list[Prompt]]:
+    """Return `prompts` prompts for each length and depth; the first of more are those of fewer."""
+    made = {}
     for length in lengths:
-        asked = []
         for depth in depths:
             random = Random(zlib.crc32(f"{seed} {length} {depth} {template.line}".encode()))
-            asked += [
+            made[length, depth] = [
                 make_prompt(tokenizer, template, length, random, depth) for _ in range(prompts)
             ]
+    return made
+
+
+def retrieval(
+    model: PreTrainedModel,
+    prompts: Mapping[Place, Sequence[Prompt]],
+    *,
+    tell: Callable[[int], None] = lambda _: None,
+) -> list[Cell]:
+    """Ask a model for the values that prompts ask for, a cell for each length and depth.
+
+    `tell` is told again and again how many tokens have been read since.
+    """
+    cells = []
+    for length in dict.fromkeys(length for length, _ in prompts):
+        here = {depth: some for (its, depth), some in prompts.items() if its == length}
+        asked = [prompt for some in here.values() for prompt in some]
         on_cpu = model.device.type == "cpu"
         at_once = 1 if on_cpu else max(1, min(MOST_AT_ONCE, TOKENS_AT_ONCE // length))
         right: list[bool] = []
@@ -71,9 +84,10 @@ def retrieval(
             part = asked[start : start + at_once]
             right += are_found(model, part)
             tell(length * len(part))
-        for number, depth in enumerate(depths):
-            here = right[number * prompts : (number + 1) * prompts]
-            cells.append(Cell(length, depth, sum(here), prompts))
+        answers = iter(right)
+        for depth, some in here.items():
+            found = sum(itertools.islice(answers, len(some)))
+            cells.append(Cell(length, depth, found, len(some)))
     return cells
 
 
