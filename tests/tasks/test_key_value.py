@@ -13,6 +13,7 @@ from sharpmax.tasks.key_value import (
     is_for_tests,
     make_prompt,
     make_prompts,
+    prompts_by_place,
 )
 
 
@@ -70,6 +71,15 @@ def _keys(form: str, line: str, value: str) -> list[str]:
 def test_the_same_seed_gives_the_same_prompt():
     prompts = [make_prompt(Letters(), TEMPLATES["code"], 900, Random(seed)) for seed in (3, 3, 4)]
     assert prompts[0] == prompts[1] != prompts[2]
+
+
+def test_more_prompts_of_a_place_begin_with_the_fewer():
+    few, many = (
+        prompts_by_place(Letters(), TEMPLATES["code"], [600, 900], [0.0, 0.5], count, seed=1)
+        for count in (2, 5)
+    )
+    assert list(few) == [(600, 0.0), (600, 0.5), (900, 0.0), (900, 0.5)]
+    assert all(len(prompts) == 5 and prompts[:2] == few[at] for at, prompts in many.items())
 
 
 @given(st.sampled_from(sorted(TEMPLATES)), st.integers(600, 3000), st.integers(0, 99))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from sharpmax.policy import Policy
+    from sharpmax.tasks.key_value.evaluate import Place
 
 TEXT = "text, nats a token"
 LENGTHS = (512, 1024, 2048)
@@ -219,7 +220,7 @@ def _text(
 
 def _prompts(
     tokenizer: PreTrainedTokenizerBase, plan: Plan
-) -> dict[str, dict[tuple[int, float], list[Prompt]]]:
+) -> dict[str, dict[Place, list[Prompt]]]:
     """Return what every policy is asked, by template, length and depth."""
     if not plan.prompts:
         return {}
@@ -233,7 +234,7 @@ def _prompts(
 def _retrieval(
     case: str,
     model: PreTrainedModel,
-    prompts: Mapping[str, Mapping[tuple[int, float], Sequence[Prompt]]],
+    prompts: Mapping[str, Mapping[Place, Sequence[Prompt]]],
     tell: Tell,
 ) -> list[Score]:
     scores = []
