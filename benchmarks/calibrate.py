@@ -6,7 +6,8 @@ pages.
 
     python benchmarks/calibrate.py MODEL --text FILE ... --book FILE
 
-writes the table and the policies to benchmarks/results/<device>/calibrate/<name>. The texts of the
+writes the table and the policies to benchmarks/results/<device>/calibrate/<name>; with `--policy`
+a policy that was fitted elsewhere is asked, and nothing is fitted. The texts of the
 results that are committed are Python's own reference (`prose`), and alice29, asyoulik, lcet10 and
 plrabn12 of the Canterbury corpus, which lie in the source of the package brotli; the book is
 Moby Dick.
@@ -14,11 +15,13 @@ Moby Dick.
 
 import argparse
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from measure import CUDA, PLACE, RESULTS, circumstances
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sharpmax import Policy
 from sharpmax.hf import Score, load
@@ -65,6 +68,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16" if CUDA else "float32")
     parser.add_argument("--heads", type=int, nargs="*", default=[64, 32, 16, 8])
     parser.add_argument("--start", type=Path, help="a policy to go on from")
+    parser.add_argument("--policy", type=Path, help="to ask under, rather than fit one")
     parser.add_argument("--no-entropy", action="store_true")
     parser.add_argument("--no-sink", action="store_true")
     parser.add_argument("--no-rivals", action="store_true")
@@ -101,8 +105,39 @@ def main() -> None:
         sink=not asked.no_sink,
     )
     examples = Examples(tokenizer, settings, texts)
+    begun = time.perf_counter()
+    if asked.policy is None:
+        policies = fitted(asked, folder, model, tokenizer, examples, texts)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        policies = {"calibrated": Policy.load(asked.policy)}
     plan = comparison_plan(model, examples, 1, asked.book.read_text())
     plan = replace(plan, windows=WINDOWS, depths=DEPTHS, prompts=asked.ask_prompts)
+    lengths = (plan.lengths or ()) if asked.ask is None else asked.ask
+    if not lengths:
+        return
+    cases = {"plain": None, **policies}
+    if not asked.no_rivals:
+        cases |= rivals(model, examples)
+    cases = {name: cases[name] for name in asked.case or cases}
+    scores: list[Score] = []
+    for length in lengths:
+        for some in by_case(model, tokenizer, cases, replace(plan, lengths=(length,))):
+            scores += some
+            write_csv(folder / "scores.csv", Score, scores)
+            print(told(some, scores), f"{time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def fitted(
+    asked: argparse.Namespace,
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Examples,
+    texts: list[str],
+) -> Mapping[str, Policy]:
+    """Fit, leave what was found and how in the folder, and return every policy on the way."""
+    settings = examples.settings
     begun, last, done = time.perf_counter(), "", 0
 
     def tell(stage: str, steps: int) -> None:
@@ -137,18 +172,7 @@ def main() -> None:
     }
     lines = [f"{name},{str(value).replace(',', ';')}" for name, value in details.items()]
     (folder / "run.csv").write_text("\n".join(["what,value", *lines]) + "\n")
-    lengths = (plan.lengths or ()) if asked.ask is None else asked.ask
-    if not lengths:
-        return
-    cases = {"plain": None} if asked.no_rivals else dict(rivals(model, examples))
-    cases |= {point.name: found.policies[point.name] for point in found.points}
-    cases = {name: cases[name] for name in asked.case or cases}
-    scores: list[Score] = []
-    for length in lengths:
-        for some in by_case(model, tokenizer, cases, replace(plan, lengths=(length,))):
-            scores += some
-            write_csv(folder / "scores.csv", Score, scores)
-            print(told(some, scores), f"{time.perf_counter() - begun:.0f} s", flush=True)
+    return found.policies
 
 
 def told(scores: list[Score], every: list[Score]) -> str:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import altair as alt
 
+from sharpmax.hf.calibrate import RIVALS
 from sharpmax.report.calibration import Tables, figures
 from sharpmax.report.chart import save
 from sharpmax.report.rows import Row
 
 RESULTS = Path(__file__).parent / "results"
 CALIBRATE = RESULTS / "h200" / "calibrate"
-RUN, RIVALS = CALIBRATE / "larger-steps", CALIBRATE / "sink-apart"
+RUN, RIVALS_RUN = CALIBRATE / "larger-steps", CALIBRATE / "sink-apart"
 """The calibration that is drawn, and the one whose run was asked of its rivals too."""
 KEPT = "cost 0.6%"
 """The policy of the first that its own rule keeps."""
@@ -87,22 +88,13 @@ def number(text: str) -> float | str:
 def calibration() -> Tables:
     """Return a calibration, and the policy that it keeps beside plain attention and its rivals."""
     about = json.loads((RUN / "cost-0.6.json").read_text(encoding="utf-8"))["about"]
-    ours = [row for row in table(RUN / "scores.csv") if row["case"] in ("plain", KEPT)]
-    rivals = [
-        row
-        for row in table(RIVALS / "scores.csv")
-        if row["case"] != "plain" and not str(row["case"]).startswith("cost")
-    ]
-    scores = [*ours, *rivals]
-    named = [
-        {**row, "case": "calibrated" if row["case"] == KEPT else row["case"]} for row in scores
-    ]
+    rivals = [row for row in table(RIVALS_RUN / "scores.csv") if row["case"] in RIVALS]
     return Tables(
         plain=about["figures"]["plain"],
         points=table(RUN / "points.csv"),
         kept=KEPT,
         heads=table(RUN / "heads.csv"),
-        scores=named,
+        scores=[*table(RUN / "scores.csv"), *rivals],
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sharpmax.report.calibration import Tables, figures, page, write_report
 from sharpmax.report.calibration.comparison import comparison_table
-from sharpmax.report.calibration.frontier import by_heads
+from sharpmax.report.calibration.frontier import by_heads, frontier
 from sharpmax.report.calibration.report import finding
 from sharpmax.report.chart import specification
 
@@ -15,7 +15,7 @@ pytest.importorskip("selenium", reason="selenium drives the browser")
 from selenium.webdriver.common.by import By
 from shown_page import ground, set_theme, set_width, shown
 
-CASES = ("plain", "paper", "entropy caps", "calibrated")
+CASES = ("plain", "cost 0.9%", "cost 2%", "8 heads", "2 heads", "paper", "entropy caps")
 
 
 def point(name: str, heads: int, retrieval: float, text_cost: float) -> dict:
@@ -56,7 +56,7 @@ def tables(kept: str | None = "cost 0.9%", compared: bool = True) -> Tables:
             "task": task,
             "length": length,
             "depth": 0.5,
-            "value": 0.1 + 0.2 * place if task.startswith("retrieval") else 3.5 + 0.01 * place,
+            "value": 0.1 * (8 - place) if task.startswith("retrieval") else 3.5 + 0.07 * place,
             "low": 0.0,
             "high": 1.0,
             "samples": 50,
@@ -108,12 +108,39 @@ def test_policies_are_pooled_over_templates_and_the_best_is_bold():
         "policy",
         "found at 1,024",
         "found at 2,048",
-        "nats at 1,024",
-        "nats at 2,048",
+        "text at 1,024",
+        "text at 2,048",
     ]
-    assert table.rows[3][:2] == ["calibrated", "70% (60–78)"]
-    assert table.rows[0][3] == "3.500"
-    assert (3, 1) in table.strong
+    assert [row[0] for row in table.rows] == ["plain", "cost 0.9% (kept)", *CASES[2:]]
+    assert table.rows[1][1] == "70% (60–78)"
+    assert [row[3] for row in table.rows[:3]] == ["3.500 nats", "+2.0%", "+4.0%"]
+    assert table.strong == {(0, 1), (0, 2)}
+
+
+@pytest.mark.parametrize(("kept", "chosen"), [("cost 0.9%", 70), ("cost 2%", 60), (None, 40)])
+def test_beside_the_rivals_one_policy_stands_for_all(kept, chosen):
+    shares = {row["case"]: row["value"] for row in tables(kept).beside() if row["length"] == 1024}
+    assert set(shares) == {"plain", "calibrated", "paper", "entropy caps"}
+    assert shares["calibrated"] == pytest.approx(chosen / 100)
+
+
+def drawn_rows(chart, layer: int) -> list[dict]:
+    return json.loads(chart.layer[layer].data.values)
+
+
+def test_the_frontier_has_a_line_a_length_where_policies_were_compared():
+    dots = drawn_rows(frontier(tables()), 1)
+    assert {(row["name"], row["series"]) for row in dots} == {
+        (name, f"{length} tokens") for name in CASES[:5] for length in ("1,024", "2,048")
+    }
+    kept = next(row for row in dots if row["kind"] == "kept")
+    assert kept["name"] == "cost 0.9%"
+    assert (kept["retrieval"], kept["text_cost"]) == pytest.approx((0.7, 0.02))
+    alone = drawn_rows(frontier(tables(compared=False)), 1)
+    assert [(row["name"], row["retrieval"], row["text_cost"]) for row in alone][:2] == [
+        ("plain", 0.1, 0.0),
+        ("cost 2%", 0.8, 0.04),
+    ]
 
 
 @pytest.mark.parametrize("kept", [None, "cost 2%", "1 heads"])
@@ -122,8 +149,8 @@ def test_fewer_heads_are_shown_beside_all_of_them(kept):
     points = [point(name, heads, 0.5, 0.01) for name, heads in names]
     chart = by_heads(Tables(tables().plain, points, kept, []))
     assert chart is not None
-    drawn = json.loads(chart.layer[1].data.values)
-    assert [row["heads"] for row in drawn] == [2, 1, 7 if kept == "cost 2%" else 8]
+    shown = sorted(row["heads"] for row in drawn_rows(chart, 1))
+    assert shown == [1, 2, 7 if kept == "cost 2%" else 8]
 
 
 def test_without_a_comparison_and_without_fewer_heads():

@@ -271,14 +271,14 @@ def _compared(
     console: Console,
     folder: Path,
 ) -> Sequence[Score]:
-    """Lay the calibrated policy beside others; what is there is written after each of them."""
+    """Lay the policies beside others; what is there is written after each of them."""
     from sharpmax.hf import Score
-    from sharpmax.hf.calibrate import CASES, compare
+    from sharpmax.hf.calibrate import compare, compared
     from sharpmax.hf.table import write_csv
 
     scores: list[Score] = []
     with progress_bars(console, counted=False) as bars:
-        bar = bars.add_task("comparing", total=CASES * plan.tokens())
+        bar = bars.add_task("comparing", total=compared(found) * plan.tokens())
         told = partial(bars.advance, bar)
         for some in compare(loaded.model, loaded.tokenizer, found, examples, plan, told):
             scores += some

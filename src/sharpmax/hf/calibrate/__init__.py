@@ -3,10 +3,10 @@
 The weights stay as they are, and so do, as far as asked for, the predictions on text.
 """
 
-from sharpmax.hf.calibrate.comparison import CASES, compare, comparison_plan
+from sharpmax.hf.calibrate.comparison import compare, compared, comparison_plan
 from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import Check
-from sharpmax.hf.calibrate.rivals import rivals
+from sharpmax.hf.calibrate.rivals import RIVALS, rivals
 from sharpmax.hf.calibrate.settings import Settings
 from sharpmax.hf.calibrate.study import (
     Calibration,
@@ -18,7 +18,7 @@ from sharpmax.hf.calibrate.study import (
 )
 
 __all__ = [
-    "CASES",
+    "RIVALS",
     "Calibration",
     "Check",
     "Examples",
@@ -28,6 +28,7 @@ __all__ = [
     "Settings",
     "calibrate",
     "compare",
+    "compared",
     "comparison_plan",
     "head_changes",
     "rivals",

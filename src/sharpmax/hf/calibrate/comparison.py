@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sharpmax.hf.calibrate.rivals import rivals
+from sharpmax.hf.calibrate.rivals import RIVALS, rivals
 from sharpmax.hf.evaluate import Plan, Score, by_case, require_possible
 from sharpmax.hf.sharpen import context_of
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from sharpmax.hf.calibrate.examples import Examples
     from sharpmax.hf.calibrate.study import Calibration
-
-CASES = 7
-"""How many policies are compared."""
 
 
 def comparison_plan(
@@ -46,6 +43,11 @@ def comparison_plan(
     return plan
 
 
+def compared(found: Calibration) -> int:
+    """Return how many policies are compared: plain attention, all along the way, the rivals."""
+    return 1 + len(found.points) + len(RIVALS)
+
+
 def compare(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -54,10 +56,13 @@ def compare(
     plan: Plan,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Iterator[list[Score]]:
-    """Yield the scores of plain attention, of each of its rivals, and of the calibrated policy.
+    """Yield the scores of plain attention, of every policy along the way, and of their rivals.
 
-    That is the one that is kept, or else the last.
+    After plain attention comes the policy that is kept, and the slowest of the rivals is the last.
     """
-    chosen = found.kept or found.points[-1]
-    cases = {**rivals(model, examples), "calibrated": found.policies[chosen.name]}
-    yield from by_case(model, tokenizer, cases, plan, tell)
+    names = [point.name for point in found.points]
+    if found.kept is not None:
+        names = list(dict.fromkeys([found.kept.name, *names]))
+    ours = {name: found.policies[name] for name in names}
+    yield from by_case(model, tokenizer, {"plain": None, **ours}, plan, tell)
+    yield from by_case(model, tokenizer, rivals(model, examples), plan, tell)

@@ -32,24 +32,25 @@ CAPPED = 0.95
 """The share of those rows that the caps leave alone."""
 LEAST_CAP = 0.05
 AT_ONCE = 8
+RIVALS = ("paper", "held", "log length", "one β", "entropy caps")
 
 
-def rivals(model: PreTrainedModel, examples: Examples) -> Mapping[str, Policy | None]:
-    """Return policies by name, plain attention first.
+def rivals(model: PreTrainedModel, examples: Examples) -> Mapping[str, Policy]:
+    """Return the policies by name, `RIVALS`.
 
     One β for all heads is the one of a grid that finds most of the prompts that `calibrate` looks
     at; entropies are capped head by head at what is ordinary in text of up to 512 tokens.
     """
     entropies = text_entropies(Reader(model), examples.fitted_texts(), sink_apart=False)
     caps = entropies.quantile(CAPPED, FAMILIAR).clamp(min=LEAST_CAP)
-    return {
-        "plain": None,
-        "paper": PAPER,
-        "held": HELD,
-        "log length": LogLength(FAMILIAR, 1 / math.log(FAMILIAR)),
-        "one β": best_fixed(model, examples),
-        "entropy caps": PerHead(EntropyCap(1.0), {"nats": caps.tolist()}),
-    }
+    policies = (
+        PAPER,
+        HELD,
+        LogLength(FAMILIAR, 1 / math.log(FAMILIAR)),
+        best_fixed(model, examples),
+        PerHead(EntropyCap(1.0), {"nats": caps.tolist()}),
+    )
+    return dict(zip(RIVALS, policies, strict=True))
 
 
 def best_fixed(model: PreTrainedModel, examples: Examples) -> Fixed:

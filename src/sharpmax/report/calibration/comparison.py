@@ -3,7 +3,7 @@
 import altair as alt
 
 from sharpmax.report import style
-from sharpmax.report.calibration.tables import FOUND, Tables
+from sharpmax.report.calibration.tables import FOUND, PLAIN, Tables
 from sharpmax.report.chart import data
 from sharpmax.report.page import Table
 from sharpmax.report.rows import Row
@@ -11,7 +11,7 @@ from sharpmax.report.rows import Row
 
 def comparison(tables: Tables) -> alt.LayerChart | None:
     """Return the share of answers found by length, a line a policy, with 95 % intervals."""
-    rows = tables.shares()
+    rows = tables.beside()
     if not rows:
         return None
     lengths = sorted({row["length"] for row in rows})
@@ -58,19 +58,19 @@ def comparison_table(tables: Tables) -> Table | None:
     rows = []
     for case in cases:
         cells = [_share(shares.get((case, length))) for length in found_at]
-        cells += [_nats(text.get((case, length))) for length in read_at]
-        rows.append([str(case), *cells])
+        cells += [_text(text.get((case, length)), text.get((PLAIN, length))) for length in read_at]
+        rows.append([f"{case} (kept)" if case == tables.kept else str(case), *cells])
     header = [
         "policy",
         *(f"found at {length:,}" for length in found_at),
-        *(f"nats at {length:,}" for length in read_at),
+        *(f"text at {length:,}" for length in read_at),
     ]
     best = [
         max(range(len(cases)), key=lambda i: shares.get((cases[i], length), {"value": -1})["value"])
         for length in found_at
     ]
     return Table(
-        caption=f"{FOUND} over all templates with 95 % intervals, and the loss on text",
+        caption=f"{FOUND} over all templates with 95 % intervals; loss on text over plain's",
         header=header,
         rows=rows,
         strong={(row, column + 1) for column, row in enumerate(best)},
@@ -83,5 +83,10 @@ def _share(row: Row | None) -> str:
     return f"{row['value']:.0%} ({100 * row['low']:.0f}–{100 * row['high']:.0f})"
 
 
-def _nats(row: Row | None) -> str:
-    return "–" if row is None else f"{row['value']:.3f}"
+def _text(row: Row | None, plain: Row | None) -> str:
+    """Return the loss on text over that of plain attention, and its own as it is."""
+    if row is None:
+        return "–"
+    if plain is None or row is plain:
+        return f"{row['value']:.3f} nats"
+    return f"{row['value'] / plain['value'] - 1:+.1%}"

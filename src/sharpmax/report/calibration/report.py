@@ -69,7 +69,8 @@ def _comparison(tables: Tables) -> Section | None:
     return Section(
         "Beside other policies",
         "All met the same prompts and texts. The templates, the keys and the values of the prompts "
-        "are not among those that were fitted to, and neither is the text.",
+        "are not among those that were fitted to, and neither is the text. “calibrated” is the "
+        "policy that is kept, or else the last.",
         [chart.properties(width="container", height=HEIGHT)],
         comparison_table(tables),
     )
@@ -77,12 +78,13 @@ def _comparison(tables: Tables) -> Section | None:
 
 def _frontier(tables: Tables) -> Section:
     charts = [frontier(tables), by_heads(tables)]
+    asked = "these prompts" if tables.scores else "prompts of other templates, looked at on the way"
     return Section(
         "What it costs",
         "A dot is the best policy of one cost that text might pay while fitting, or of one number "
-        "of heads; “further” goes on from the best cost, every head alike. To the right text pays "
-        "more. The policy that is kept is the one that finds most within the cost that was allowed "
-        "in the end.",
+        f"of heads, asked {asked}; “further” goes on from the best cost, every head alike. To the "
+        "right text pays more. The policy that is kept is the one that finds most within the cost "
+        "that was allowed in the end, of what was looked at on the way.",
         [c.properties(width="container", height=HEIGHT) for c in charts if c is not None],
     )
 

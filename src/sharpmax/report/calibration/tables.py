@@ -9,6 +9,8 @@ from sharpmax.report.shares import interval
 
 FOUND = "retrieval"
 """What the tasks of a comparison begin with that are not text."""
+PLAIN, CALIBRATED = "plain", "calibrated"
+"""What the original model is called among the cases, and the policy that stands for all of ours."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,9 @@ class Tables:
         kept: The name of the one that is kept, or None.
         heads: What that one, or else the last, does to every head: layer, head, short, long,
             below, above, sink_short, sink_long, sink_below, sink_above and sink_log_power.
-        scores: Policies beside each other: case, task, length, value, low, high and samples of
-            each; empty if they were not compared.
+        scores: Plain attention, the points by their names, and their rivals beside each other:
+            case, task, length, value, low, high and samples of each; empty if they were not
+            compared.
     """
 
     plain: Row
@@ -51,6 +54,19 @@ class Tables:
         return [
             {"case": case, "length": length, **_pooled(members)}
             for (case, length), members in groups.items()
+        ]
+
+    def beside(self) -> list[dict[str, Any]]:
+        """Return the shares of plain attention, of the rivals, and of the point that is kept.
+
+        That one, or else the last, is called calibrated; the other points are left out.
+        """
+        names = {str(point["name"]) for point in self.points}
+        chosen = self.points[-1]["name"] if self.kept is None else self.kept
+        return [
+            {**row, "case": CALIBRATED if row["case"] == chosen else row["case"]}
+            for row in self.shares()
+            if row["case"] not in names - {chosen}
         ]
 
     def text(self) -> list[Row]:
