@@ -93,6 +93,7 @@ def calibration() -> Tables:
         plain=about["figures"]["plain"],
         points=table(RUN / "points.csv"),
         kept=KEPT,
+        chosen=KEPT,
         heads=table(RUN / "heads.csv"),
         scores=[*table(RUN / "scores.csv"), *rivals],
     )

@@ -154,5 +154,6 @@ def _shape(array: Array) -> tuple[int, ...]:
         return tuple(getattr(array, "shape", ()))
     shapes = {_shape(item) for item in array}
     if len(shapes) != 1:
-        raise ValueError(f"by_head must hold arrays of one shape, got {array}")
+        sizes = ", ".join(sorted({str(shape) for shape in shapes})) or "none"
+        raise ValueError(f"by_head must hold arrays of one shape, got parts of shapes {sizes}")
     return (len(array), *shapes.pop())

@@ -17,6 +17,7 @@ from rich.table import Table
 from sharpmax.cli.terminal import (
     PROSE,
     existing_text,
+    goes_on_if_stopped,
     loaded_model,
     plain_name,
     progress_bars,
@@ -25,7 +26,7 @@ from sharpmax.policy import Policy, policy_file
 
 if TYPE_CHECKING:
     from sharpmax.hf import Calibration, Loaded, Plan, Score
-    from sharpmax.hf.calibrate import Examples
+    from sharpmax.hf.calibrate import Check, Examples, Point
 
 COMPARISON, HEADS = "comparison.csv", "heads.csv"
 COMPARED = 20
@@ -119,6 +120,7 @@ def calibrate(
 ) -> None:
     """Fit a policy by head, the weights untouched, and show what it finds and what it costs."""
     try:
+        from sharpmax.hf import Score
         from sharpmax.hf import calibrate as calibrated
         from sharpmax.hf.calibrate import (
             Examples,
@@ -127,10 +129,12 @@ def calibrate(
             Settings,
             comparison_plan,
             head_changes,
+            require_room,
             total_steps,
         )
         from sharpmax.hf.calibrate.processes import Processes
-        from sharpmax.hf.table import write_csv
+        from sharpmax.hf.calibrate.study import STATE
+        from sharpmax.hf.table import read_csv, write_csv
         from sharpmax.hf.texts import prose
         from sharpmax.report.calibration import write_report
     except ImportError as error:
@@ -142,7 +146,7 @@ def calibrate(
         "length": length,
         "max_text_loss": None if max_text_loss is None else _share("max-text-loss", max_text_loss),
         "costs": None if cost is None else [_share("cost", value) for value in cost],
-        "heads": None if heads is None else [count for count in heads if count],
+        "heads": () if heads == [0] else heads,
         "steps": steps,
         "entropy": entropy,
         "sink": sink,
@@ -164,8 +168,15 @@ def calibrate(
     if compared < 0:
         raise ValueError(f"compared must be at least 0, got {compared}")
     names = text or [PROSE]
-    read = [prose() if name == PROSE else existing_text(name, (PROSE,)) for name in names]
-    wanted = [] if questions is None else Question.read(existing_text(str(questions), ()))
+    read = [prose() if name == PROSE else _filled_text(name) for name in names]
+    wanted: list[Question] = []
+    if questions is not None:
+        try:
+            wanted = Question.read(existing_text(str(questions), ()))
+        except ValueError as error:
+            raise ValueError(f"{questions}: {error}") from None
+    elif own is not None:
+        raise ValueError("--own is the share of --questions, and there are none")
     if start is not None and not policy_file(start).is_file():
         raise ValueError(f"there is no policy file {start} to start from")
     folder = out or Path("runs") / f"calibrate-{plain_name(model)}"
@@ -179,9 +190,12 @@ def calibrate(
     console = Console(quiet=not is_first)
     loaded = loaded_model(model, device, dtype, console)
     name = plain_name(model)
+    require_room(loaded.model, settings)
+    if not (folder / STATE).is_file():  # what is begun anew leaves nothing of a run before
+        (folder / COMPARISON).unlink(missing_ok=True)
     examples = Examples(loaded.tokenizer, settings, read, wanted)
     plan = comparison_plan(loaded.model, examples, compared) if compared else None
-    with progress_bars(console) as bars:
+    with goes_on_if_stopped(console, folder), progress_bars(console) as bars:
         bar = bars.add_task("looking at the model", total=total_steps(settings))
 
         def tell(stage: str, done: int) -> None:
@@ -201,18 +215,20 @@ def calibrate(
     if not is_first:
         return
     console.print(_points(found))
-    scores: Sequence[Score] = []
+    path = folder / COMPARISON
+    scores: Sequence[Score] = read_csv(path, Score) if path.is_file() else []
     if plan is not None:
-        scores = _compared(loaded, found, examples, plan, console, folder)
-    chosen = found.policy or found.policies[found.points[-1].name]
-    changes = head_changes(chosen, settings.length)
+        with goes_on_if_stopped(console, folder):
+            scores = _compared(loaded, found, examples, plan, console, path, scores)
+    changes = head_changes(found.policies[found.chosen.name], settings.length)
     write_csv(folder / HEADS, HeadChange, changes)
     with console.status("drawing the figures and the page"):
         page = write_report(
             folder,
             _tables(found, changes, scores),
-            asdict(settings)
-            | {"model": model, "text": ", ".join(names), "start": str(start or "plain attention")},
+            {name: _in_words(value) for name, value in asdict(settings).items()}
+            | {"model": model, "text": ", ".join(names), "questions": str(questions or "none")}
+            | {"start": str(start or "plain attention"), "device": device, "dtype": dtype},
             title=f"What β makes of {name}",
         )
     console.print(f"Page, figures, tables and policies: {escape(str(page))}", soft_wrap=True)
@@ -234,7 +250,24 @@ def _share(option: str, value: str) -> float:
             return share
     except ValueError:
         pass
-    raise ValueError(f"{option} must be a share such as 1% or 0.01, got {value!r}")
+    raise ValueError(f"{option} must be a share such as 1%, 100% or 0.01, got {value!r}")
+
+
+def _filled_text(name: str) -> str:
+    """Return what a file holds that is not empty."""
+    held = existing_text(name, (PROSE,))
+    if not held.strip():
+        raise ValueError(f"{name} is empty: give a --text with something in it")
+    return str(held)
+
+
+def _in_words(value: object) -> object:
+    """Return a setting as a reader of the page would write it."""
+    if value is None:
+        return "auto"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return value
 
 
 def _join_processes() -> None:
@@ -247,19 +280,20 @@ def _join_processes() -> None:
 
 def _points(found: Calibration) -> Table:
     table = Table(title="On prompts and text that were not fitted to")
-    for name in ("policy", "heads", "found", "loss of answers", "text", "divergence"):
+    own = found.plain.own is not None
+    names = ["policy", "heads", "found", *(["of your own"] if own else []), "loss of answers"]
+    for name in (*names, "text", "divergence"):
         table.add_column(name, justify="left" if name == "policy" else "right")
-    plain = found.plain
-    table.add_row("plain", "0", f"{plain.retrieval:.1%}", f"{plain.answer_loss:.3f}", "", "0")
+
+    def cells(check: Check | Point) -> list[str]:
+        mine = [] if check.own is None else [f"{check.own:.1%}"]
+        return [f"{check.retrieval:.1%}", *mine, f"{check.answer_loss:.3f}"]
+
+    table.add_row("plain", "0", *cells(found.plain), "", "0")
     for point in found.points:
-        table.add_row(
-            point.name + (" (kept)" if point == found.kept else ""),
-            str(point.heads),
-            f"{point.retrieval:.1%}",
-            f"{point.answer_loss:.3f}",
-            f"{point.text_cost:+.2%}",
-            f"{point.divergence:.4f}",
-        )
+        name = point.name + (" (kept)" if point == found.kept else "")
+        paid = f"{point.text_cost:+.2%}", f"{point.divergence:.4f}"
+        table.add_row(name, str(point.heads), *cells(point), *paid)
     return table
 
 
@@ -269,7 +303,8 @@ def _compared(
     examples: Examples,
     plan: Plan,
     console: Console,
-    folder: Path,
+    path: Path,
+    known: Sequence[Score],
 ) -> Sequence[Score]:
     """Lay the policies beside others; what is there is written after each of them."""
     from sharpmax.hf import Score
@@ -280,9 +315,9 @@ def _compared(
     with progress_bars(console, counted=False) as bars:
         bar = bars.add_task("comparing", total=compared(found) * plan.tokens())
         told = partial(bars.advance, bar)
-        for some in compare(loaded.model, loaded.tokenizer, found, examples, plan, told):
+        for some in compare(loaded.model, loaded.tokenizer, found, examples, plan, told, known):
             scores += some
-            write_csv(folder / COMPARISON, Score, scores)
+            write_csv(path, Score, scores)
     return scores
 
 
@@ -293,6 +328,7 @@ def _tables(found: Calibration, changes: Sequence[Any], scores: Sequence[Score])
         plain=asdict(found.plain),
         points=[asdict(point) for point in found.points],
         kept=None if found.kept is None else found.kept.name,
+        chosen=found.chosen.name,
         heads=[asdict(change) for change in changes],
         scores=[asdict(score) for score in scores],
     )

@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from sharpmax.policies import HELD, PAPER
-from sharpmax.policy import Policy, policy_file
+from sharpmax.policy import POLICY_FILE, Policy, policy_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -129,8 +129,10 @@ def named_policies(names: Sequence[str]) -> dict[str, Policy]:
             raise ValueError(
                 f"there is no policy file {name}, nor a policy of that name: {', '.join(POLICIES)}"
             )
+        found = policy_file(path)
+        called = found.resolve().parent.name if found.name == POLICY_FILE else found.stem
         taken = {*policies, *POLICIES, PLAIN, OWN}
-        policies[name if path.stem in taken else path.stem] = Policy.load(name)
+        policies[name if called in taken else called] = Policy.load(name)
     return policies
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sharpmax.policy import Policy
     from sharpmax.tasks.key_value.evaluate import Place
 
-TEXT = "text, nats a token"
+TEXT, RETRIEVAL = "text, nats a token", "retrieval: "
 LENGTHS = (512, 1024, 2048)
 BY_LENGTH = ("niah_", "ruler_")
 """The tasks of lm_eval that make prompts of a length that is asked for."""
@@ -66,6 +66,10 @@ class Score:
     low: float
     high: float
     samples: int
+
+
+Cell = tuple[str, int | None, float | None, int]
+"""A task, its length, its depth, and how many of it there are."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,17 @@ class Plan:
                 f"got {max(self.lengths):,}"
             )
         return self
+
+    def cells(self) -> set[Cell]:
+        """Return what one policy gets a score for, lm_eval's tasks aside, and of how many."""
+        text = {(TEXT, length, None, self.windows) for length in self._lengths if self.windows}
+        return text | {
+            (f"{RETRIEVAL}{name}", length, depth, self.prompts)
+            for name in self.templates
+            for length in self._lengths
+            for depth in self.depths
+            if self.prompts
+        }
 
     def tokens(self) -> int:
         """Return how many tokens one policy has to read, lm_eval's tasks aside."""
@@ -242,7 +257,7 @@ def _retrieval(
         for cell in retrieval(model, by_place, tell=tell):
             share = share_of(cell.right, cell.prompts)
             scores.append(
-                Score(case, f"retrieval: {name}", cell.length, cell.depth, *share, cell.prompts)
+                Score(case, f"{RETRIEVAL}{name}", cell.length, cell.depth, *share, cell.prompts)
             )
     return scores
 

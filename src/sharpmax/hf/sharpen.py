@@ -30,6 +30,8 @@ try:
 except ImportError:  # another version; most models pass `output_attentions` on
     _active_collector = None  # type: ignore[assignment]
 
+NAME = "sharpmax-"
+"""What the attention of a sharpened model is called, with a number behind it."""
 _numbers = itertools.count()
 
 Places: TypeAlias = weakref.WeakKeyDictionary[torch.nn.Module, int]
@@ -62,7 +64,7 @@ class Sharpened:
 
     def __init__(self, model: PreTrainedModel, function: AttentionFunction) -> None:
         self.model = model
-        self.name = f"sharpmax-{next(_numbers)}"
+        self.name = f"{NAME}{next(_numbers)}"
         self._before = _implementations(model)
         # From device to device a mask travels as a copy, which would lose what it carries.
         devices = {parameter.device for parameter in model.parameters()}
@@ -107,6 +109,11 @@ class Sharpened:
         trace: TracebackType | None,
     ) -> None:
         self._restore()
+
+
+def is_sharpened(model: PreTrainedModel) -> bool:
+    """Tell whether a model's attention is that of a policy."""
+    return str(model.config._attn_implementation).startswith(NAME)
 
 
 def layers_and_heads(model: PreTrainedModel) -> tuple[int, int]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from scipy import stats
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    Row = TypeVar("Row", bound=DataclassInstance)
 
 
 def write_csv(path: Path, kind: type[DataclassInstance], rows: Sequence[DataclassInstance]) -> None:
@@ -20,6 +23,27 @@ def write_csv(path: Path, kind: type[DataclassInstance], rows: Sequence[Dataclas
         writer = csv.DictWriter(file, [field.name for field in fields(kind)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
+
+
+def read_csv(path: Path, kind: type[Row]) -> list[Row]:
+    """Return the rows that `write_csv` wrote; an empty cell is None.
+
+    Raises:
+        ValueError: If they are not of this kind.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.DictReader(file)
+            return [kind(**{name: _value(cell) for name, cell in row.items()}) for row in rows]
+    except (OSError, TypeError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read as a table of {kind.__name__}s: {error}") from None
+
+
+def _value(cell: str) -> str | float | None:
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(cell)
+    return cell or None
 
 
 def share_of(right: int, count: int) -> tuple[float, float, float]:

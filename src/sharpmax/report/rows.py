@@ -34,6 +34,14 @@ def text(number: float | None, form: str) -> str:
     return "–" if number is None else format(number, form)
 
 
+def signed(number: float, form: str) -> str:
+    """Return a number with its sign, and with none where it rounds to 0."""
+    told = format(abs(number), form)
+    if not any(digit in told for digit in "123456789"):
+        return told
+    return f"{'−' if number < 0 else '+'}{told}"
+
+
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:
     """Return at most `most` rows, taken evenly, the first and the last among them."""
     if len(rows) <= most:

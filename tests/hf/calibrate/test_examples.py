@@ -1,6 +1,8 @@
 """What is fitted to, and what is looked at."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 from tiny_fit import SETTINGS, TEXT
@@ -12,26 +14,79 @@ from sharpmax.hf.calibrate.examples import ENDS, QUESTION
 from sharpmax.hf.calibrate.settings import CHECKED
 from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
 
+QUESTIONS = [Question(f"Who is number {i}?", "nobody") for i in range(8)]
 
-def test_questions_of_the_users_own_are_every_other_prompt():
-    questions = [Question(f"Who is number {i}?", "nobody") for i in range(8)]
-    examples = Examples(letters(), SETTINGS, TEXT, questions)
-    read = letters().decode
-    first = [prompts[0] for prompts in examples.batch(0).prompts]
-    own = [p for p in first if "Who" in read(p.tokens).replace(" ", "")]
-    assert len(own) == 2
-    checked = examples.checked_prompts()[-2:]
-    assert [read(p.tokens).replace(" ", "")[-2] for [p] in checked] == ["3", "7"]
-    alone = Examples(letters(), dataclasses.replace(SETTINGS, own=1), TEXT, questions)
-    every = [*alone.batch(0).prompts, *alone.checked_prompts()]
-    assert len(every) == SETTINGS.prompts + 2
-    assert all("Who" in read(p.tokens).replace(" ", "") for [p] in every)
-    with pytest.raises(ValueError, match="own must be a share from 0 to 1, got 2"):
-        dataclasses.replace(SETTINGS, own=2)
-    with pytest.raises(ValueError, match="questions must be at least 4, got 1"):
-        Examples(letters(), SETTINGS, TEXT, questions[:1])
-    with pytest.raises(ValueError, match="more than the length of 320"):
-        Examples(letters(), SETTINGS, TEXT, [Question("a" * 400, "b")] * 4)
+
+def is_own(prompts) -> bool:
+    return "Who" in letters().decode(prompts[0].tokens).replace(" ", "")
+
+
+@pytest.mark.parametrize(("share", "prompts"), [(0.5, 3), (0.5, 1), (0.1, 2), (1.0, 2)])
+def test_questions_of_the_users_own_are_their_share_of_the_prompts(share, prompts):
+    settings = dataclasses.replace(SETTINGS, own=share, prompts=prompts)
+    examples = Examples(letters(), settings, TEXT, QUESTIONS)
+    found = [is_own(some) for step in range(60) for some in examples.batch(step).prompts]
+    assert len(found) == 60 * prompts
+    assert sum(found) / len(found) == pytest.approx(share, abs=0.1)
+    assert any(found)
+
+
+def test_one_question_in_four_is_looked_at_after_the_lines():
+    examples = Examples(letters(), SETTINGS, TEXT, QUESTIONS)
+    *lines, third, seventh = examples.checked_prompts()
+    read = [letters().decode(p.tokens).replace(" ", "")[-2] for [p] in (third, seventh)]
+    assert read == ["3", "7"]
+    assert examples.checked_questions == 2
+    assert lines
+    assert not any(map(is_own, lines))
+    alone = Examples(letters(), dataclasses.replace(SETTINGS, own=1.0), TEXT, QUESTIONS)
+    assert len(alone.checked_prompts()) == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "questions", "message"),
+    [
+        (0.5, QUESTIONS[:1], "questions must be at least 4, got 1"),
+        (0.5, [Question("a" * 400, "b")] * 4, "more than the length of 320"),
+        (0.5, [Question("Who?", " ")] * 4, "a question must have a prompt and an answer"),
+        (0.0, QUESTIONS, "own must be above 0 where there are questions, got 0"),
+    ],
+)
+def test_questions_that_cannot_be(own, questions, message):
+    with pytest.raises(ValueError, match=message):
+        Examples(letters(), dataclasses.replace(SETTINGS, own=own), TEXT, questions)
+
+
+@pytest.mark.parametrize("text", [[b"bytes"], Path("text.txt")])
+def test_texts_of_another_kind(text):
+    with pytest.raises(TypeError, match="text must be a text or several, each a str"):
+        Examples(letters(), SETTINGS, text)
+
+
+def test_questions_of_another_kind():
+    with pytest.raises(TypeError, match="questions must be of type Question"):
+        Examples(letters(), SETTINGS, TEXT, [{"prompt": "Who?", "answer": "I"}] * 4)
+
+
+def test_questions_are_read_a_line_each_whatever_lies_in_them():
+    lines = [{"prompt": "Who\u2028is it?", "answer": "nobody"}, {"prompt": "Who?", "answer": "I"}]
+    text = "\ufeff" + "\r\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    assert [question._asdict() for question in Question.read(text)] == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there are no questions in it"),
+        ("\n{", "line 2 is not JSON: Expecting property name"),
+        ("[1]", "line 1 is not an object with a prompt and an answer"),
+        ('{"prompt": "Who?"}', "line 1 must have 'answer' as text, got None"),
+        ('{"prompt": " ", "answer": "I"}', "line 1 must have 'prompt' as text, got ' '"),
+    ],
+)
+def test_files_that_hold_no_questions(text, message):
+    with pytest.raises(ValueError, match=message):
+        Question.read(text)
 
 
 def test_some_prompts_ask_for_the_first_line_or_the_last(examples):

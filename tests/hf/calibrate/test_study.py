@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_fit import SETTINGS, TEXT, fitting_of
 from tiny_models import letters, tiny
 
-from sharpmax import LogLinear, PerHead, Policy
+from sharpmax import PAPER, LogLinear, PerHead, Policy
 from sharpmax.hf import sharpen
-from sharpmax.hf.calibrate import Check, Examples, Point, calibrate, total_steps
+from sharpmax.hf.calibrate import Check, Examples, Point, Question, calibrate, total_steps
 from sharpmax.hf.calibrate.fit import Fitting
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.study import LATER, _Folder, _Study
@@ -53,7 +55,7 @@ def test_a_calibration_goes_on_from_a_policy_and_tells_so(model, tmp_path):
     assert found.plain.text_cost == 0
     assert "start" in json.loads((tmp_path / "cost-400.json").read_text())["about"]
     assert again().points == found.points
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match="another calibration, with other start: choose another"):
         again(None)
 
 
@@ -111,17 +113,106 @@ def test_the_folder_holds_policies_that_tell_where_they_come_from(model, tmp_pat
         pass
     with pytest.raises(ValueError, match="heads"):
         sharpen(tiny("llama", num_hidden_layers=1), Policy.load(path))
-    with pytest.raises(ValueError, match="other settings, of another model"):
-        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="other")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A small calibration that is done, in its folder, with a question of the user's own."""
+    path = tmp_path_factory.mktemp("finished")
+    found = in_folder(path)
+    return path, found
+
+
+SMALL = dataclasses.replace(SETTINGS, costs=(4.0,), heads=(9, 8, 1), steps=1)
+QUESTIONS = [Question(f"Who is number {i}?", "nobody") for i in range(8)]
+
+
+def in_folder(path, settings=SMALL, name="tiny", text=TEXT, questions=QUESTIONS):
+    model = tiny("llama", max_position_embeddings=512)
     with torch.no_grad():
-        model.lm_head.weight += 1e-3
-    with pytest.raises(ValueError, match="other settings, of another model"):
-        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
-    with torch.no_grad():
-        model.lm_head.weight -= 1e-3
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(ValueError, match="remove the folder to begin anew"):
-        calibrate(model, letters(), SETTINGS, text=TEXT, folder=tmp_path, name="tiny")
+        model.lm_head.weight += 1e-3 * (name == "changed")
+    called = "tiny" if name == "changed" else name
+    return calibrate(
+        model, letters(), settings, text=text, questions=questions, folder=path, name=called
+    )
+
+
+def test_counts_of_heads_that_the_model_does_not_have_more_of_are_left_out(finished):
+    assert [point.name for point in finished[1].points][-1] == "1 heads"
+    assert not {"9 heads", "8 heads"} & {*finished[1].policies}
+
+
+def test_the_users_own_questions_are_told_by_themselves(finished):
+    checks = [finished[1].plain, *finished[1].points]
+    assert all(check.own in (0.0, 0.5, 1.0) for check in checks)
+    assert all(point.own is not None for point in finished[1].points)
+
+
+def test_without_a_policy_to_keep_the_one_that_finds_most_is_shown(finished):
+    found = dataclasses.replace(finished[1], kept=None)
+    most = max(point.retrieval for point in found.points)
+    assert found.chosen.retrieval == most
+    one = dataclasses.replace(found, kept=found.points[-1])
+    assert one.chosen == found.points[-1]
+
+
+def test_a_run_goes_on_with_less_memory(finished):
+    less = dataclasses.replace(SMALL, at_once=1, checkpointing=True)
+    assert in_folder(finished[0], less).points == finished[1].points
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "other"}, "with other model: choose another folder"),
+        ({"name": "changed"}, "with other weights or dtype: choose"),
+        ({"text": TEXT * 2}, "with other texts or questions: choose"),
+        ({"settings": dataclasses.replace(SMALL, seed=5, texts=1)}, "with other seed, texts: cho"),
+    ],
+)
+def test_another_calibration_in_a_folder_is_refused_with_what_differs(finished, change, message):
+    with pytest.raises(ValueError, match=message):
+        in_folder(finished[0], **change)
+
+
+def without_a_point(path):
+    saved = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(saved | {"points": saved["points"][1:]}))
+
+
+def of_another_shape(path):
+    tensors = load_file(path / "state.safetensors")
+    numbers = {name: value[:1] if "numbers" in name else value for name, value in tensors.items()}
+    save_file({n: v.contiguous() for n, v in numbers.items()}, path / "state.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: (path / "state.json").write_text("{"), "JSONDecodeError"),
+        (lambda path: (path / "state.json").write_text("[]"), "TypeError"),
+        (lambda path: (path / "state.safetensors").unlink(), "No such file"),
+        (lambda path: (path / "state.safetensors").write_bytes(b"short"), "header"),
+        (without_a_point, "points .*, policies"),
+        (of_another_shape, "offset of cost 400% has another shape"),
+    ],
+)
+def test_a_damaged_state_is_told_and_what_to_remove(finished, tmp_path, damage, reason):
+    copy = Path(shutil.copytree(finished[0], tmp_path / "copy"))
+    damage(copy)
+    kept = (copy / "cost-400.json").read_bytes()
+    expected = f"cannot be read .*{reason}.*remove state.json and state.safetensors from it"
+    with pytest.raises(ValueError, match=expected):
+        in_folder(copy)
+    assert (copy / "cost-400.json").read_bytes() == kept
+
+
+def test_a_sharpened_model_is_refused(model):
+    with (
+        sharpen(model, PAPER),
+        pytest.raises(ValueError, match="model must have its own attention"),
+    ):
+        calibrate(model, letters(), SETTINGS, text=TEXT)
 
 
 def test_the_best_within_the_cost_is_kept_and_nothing_that_is_no_better(model, examples):

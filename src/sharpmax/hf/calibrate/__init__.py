@@ -14,6 +14,7 @@ from sharpmax.hf.calibrate.study import (
     Point,
     calibrate,
     head_changes,
+    require_room,
     total_steps,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "compared",
     "comparison_plan",
     "head_changes",
+    "require_room",
     "rivals",
     "total_steps",
 ]

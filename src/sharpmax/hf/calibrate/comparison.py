@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sharpmax.hf.calibrate.rivals import RIVALS, rivals
@@ -55,14 +55,27 @@ def compare(
     examples: Examples,
     plan: Plan,
     tell: Callable[[int], None] = lambda _: None,
+    known: Sequence[Score] = (),
 ) -> Iterator[list[Score]]:
     """Yield the scores of plain attention, of every policy along the way, and of their rivals.
 
     After plain attention comes the policy that is kept, and the slowest of the rivals is the last.
+    Policies whose scores are `known`, all that the plan asks for, are not asked again.
     """
-    names = [point.name for point in found.points]
-    if found.kept is not None:
-        names = list(dict.fromkeys([found.kept.name, *names]))
-    ours = {name: found.policies[name] for name in names}
-    yield from by_case(model, tokenizer, {"plain": None, **ours}, plan, tell)
-    yield from by_case(model, tokenizer, rivals(model, examples), plan, tell)
+    first = found.chosen.name
+    ours = {"plain": None, first: found.policies[first], **found.policies}
+    left = []
+    for case in (*ours, *RIVALS):
+        scores = [score for score in known if score.case == case]
+        if {
+            (score.task, score.length, score.depth, score.samples) for score in scores
+        } != plan.cells():
+            left.append(case)
+            continue
+        tell(plan.tokens())
+        yield scores
+    mine = {case: policy for case, policy in ours.items() if case in left}
+    yield from by_case(model, tokenizer, mine, plan, tell)
+    if any(case in left for case in RIVALS):
+        theirs = {case: p for case, p in rivals(model, examples).items() if case in left}
+        yield from by_case(model, tokenizer, theirs, plan, tell)

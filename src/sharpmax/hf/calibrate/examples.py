@@ -48,22 +48,26 @@ class Question(NamedTuple):
         """Return the questions of a file of JSON objects, one a line.
 
         Raises:
-            ValueError: If a line is none.
+            ValueError: If a line is none, or there is no line.
         """
         found = []
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
             if not line.strip():
                 continue
             try:
                 given = json.loads(line)
-                prompt, answer = given["prompt"], given["answer"]
-                if not (isinstance(prompt, str) and isinstance(answer, str) and answer.strip()):
-                    raise TypeError
-            except (ValueError, TypeError, KeyError):
-                raise ValueError(
-                    f"line {number} is not an object with a prompt and an answer, both of them text"
-                ) from None
-            found.append(Question(prompt, answer))
+            except ValueError as error:
+                raise ValueError(f"line {number} is not JSON: {error}") from None
+            if not isinstance(given, dict):
+                raise ValueError(f"line {number} is not an object with a prompt and an answer")
+            for name in Question._fields:
+                if not isinstance(given.get(name), str) or not given[name].strip():
+                    raise ValueError(
+                        f"line {number} must have {name!r} as text, got {given.get(name)!r}"
+                    )
+            found.append(Question(given["prompt"], given["answer"]))
+        if not found:
+            raise ValueError("there are no questions in it")
         return found
 
 
@@ -107,12 +111,17 @@ class Examples:
             raise ValueError(
                 f"questions must be at least {CHECKED_QUESTIONS}, got {len(self._own)}"
             )
+        if self._own and not settings.own:
+            raise ValueError("own must be above 0 where there are questions, got 0")
+        texts = [prose()] if text is None else [text] if isinstance(text, str) else text
+        if not isinstance(texts, Sequence) or not all(isinstance(some, str) for some in texts):
+            raise TypeError(f"text must be a text or several, each a str, got {text!r:.60}")
+        texts = list(texts) or [""]
         whole = json.dumps([text, [list(question) for question in questions]])
         self.digest = hashlib.sha256(whole.encode()).hexdigest()
-        texts = [prose()] if text is None else [text] if isinstance(text, str) else text
         self._fitted: list[int] = []
         self._checked: list[int] = []
-        for tokens in tokenizer(list(texts), verbose=False)["input_ids"]:
+        for tokens in tokenizer(texts, verbose=False)["input_ids"]:
             cut = len(tokens) * (CHECKED_SHARE - 1) // CHECKED_SHARE
             self._fitted += tokens[:cut]
             self._checked += tokens[cut:]
@@ -142,9 +151,12 @@ class Examples:
         any_length = max(settings.shortest, int(math.exp(exponent)) // FILLED_TO * FILLED_TO)
         length = (*self._lengths, any_length)[step % (len(self._lengths) + 1)]
         own = [q for i, q in enumerate(self._own) if (i + 1) % CHECKED_QUESTIONS]
-        drawn = random.choices(own, k=round(settings.own * settings.prompts)) if own else []
+        drawn = []
+        if own:  # a part of one comes in a part of the steps
+            count, part = divmod(settings.own * settings.prompts, 1)
+            drawn = random.choices(own, k=int(count) + (random.random() < part))
         room = QUESTION * settings.asked
-        times = 1 if drawn else round((settings.length + room) / (length + room))
+        times = 1 if own else round((settings.length + room) / (length + room))
         prompts = [[question] for question in drawn]
         while len(prompts) < times * settings.prompts:
             prompts.append(self._any_prompts(length, random))
@@ -159,8 +171,8 @@ class Examples:
 
         Questions of the user's own come last.
         """
-        settings, own = self.settings, self._own[CHECKED_QUESTIONS - 1 :: CHECKED_QUESTIONS]
-        alone = [[question] for question in own]
+        settings = self.settings
+        alone = [[question] for question in self._own[CHECKED_QUESTIONS - 1 :: CHECKED_QUESTIONS]]
         if self._only_own:
             return alone
         together = min(settings.asked, CHECKED_TOGETHER)
@@ -175,6 +187,11 @@ class Examples:
             for name in settings.checked
             for number in range(0, settings.check_prompts, together)
         ] + alone
+
+    @property
+    def checked_questions(self) -> int:
+        """How many of the prompts to look at, the last, are questions of the user's own."""
+        return len(self._own) // CHECKED_QUESTIONS
 
     def checked_texts(self) -> list[list[int]]:
         """Return the windows of text to look at."""
@@ -228,6 +245,10 @@ class Examples:
         return make_prompts(self.tokenizer, template, length, random, count, depth, words="fit")
 
     def _question(self, question: Question) -> Prompt:
+        if not isinstance(question, Question):
+            raise TypeError(f"questions must be of type Question, got {question!r:.60}")
+        if not question.prompt.strip() or not question.answer.strip():
+            raise ValueError(f"a question must have a prompt and an answer, got {question!r:.60}")
         tokens: list[int] = self.tokenizer(question.prompt, verbose=False)["input_ids"]
         gap = "" if question.prompt[-1:].isspace() else " "
         answer: list[int] = self.tokenizer(

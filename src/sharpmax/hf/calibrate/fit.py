@@ -67,6 +67,7 @@ class Check:
         text_loss: The mean loss of the text's tokens, in nats.
         divergence: The mean divergence of the predictions on text from the original model's.
         text_cost: The loss of text over the original model's, as a share.
+        own: The share of answers to the user's own questions that are right; None without any.
     """
 
     retrieval: float
@@ -75,6 +76,7 @@ class Check:
     text_loss: float
     divergence: float
     text_cost: float
+    own: float | None = None
 
     def objective(self, tie: float) -> float:
         """Return what is made small: how much answers fall short, and what text pays."""
@@ -153,7 +155,9 @@ class Fitting:
             )
         theirs = replace(policy.base, low=None, high=None)
         if theirs != base:
-            raise ValueError(f"start must be fitted by head to {base}, got one to {theirs}")
+            ours, others = base.settings(), theirs.settings()
+            told = [f"{n} {others[n]}, not {ours[n]}" for n in ours if others[n] != ours[n]]
+            raise ValueError(f"start must be fitted as it goes on: it has {'; '.join(told)}")
         given = {
             name: torch.as_tensor(value).detach()
             for name, value in policy.by_head.items()
@@ -407,6 +411,7 @@ class Fitting:
             found = of_text(self.reader, states, original.to(states), [text])
             of_texts.append(torch.stack(found).tolist())
         divergence, loss, original_loss = map(_mean, zip(*of_texts, strict=True))
+        own = self.examples.checked_questions
         return Check(
             retrieval=_mean(right),
             answer_loss=float(torch.cat(losses).mean()),
@@ -414,6 +419,7 @@ class Fitting:
             text_loss=loss,
             divergence=divergence,
             text_cost=loss / original_loss - 1,
+            own=_mean(right[-own:]) if own else None,
         )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 from sharpmax.tasks.key_value import HELD_OUT, TEMPLATES
 
@@ -10,6 +13,21 @@ CHECKED = ("phone", "pet", "record", "letter")
 """Templates that nothing is fitted to, but that tell when to stop."""
 TIMES = (2.0, 0.8, 0.4)
 """What the loss on text may grow by while fitting, over what the policy that is kept may cost."""
+LEAST = {
+    "steps": 1,
+    "prompts": 1,
+    "asked": 1,
+    "texts": 1,
+    "weighings": 1,
+    "check_every": 1,
+    "patience": 1,
+    "check_prompts": 1,
+    "check_texts": 2,
+    "shortest": 64,
+    "reference_length": 1,
+}
+KINDS = {"costs": float, "heads": int, "templates": str, "checked": str, "at_once": int}
+"""Those that a default does not tell."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +104,13 @@ class Settings:
     checked: tuple[str, ...] = CHECKED
 
     def __post_init__(self) -> None:
+        _require_kinds(self)
+        if self.max_text_loss < 0:
+            raise ValueError(f"max_text_loss must be at least 0, got {self.max_text_loss}")
         if not self.costs:
             costs = tuple(round(times * self.max_text_loss, 6) for times in TIMES)
             object.__setattr__(self, "costs", tuple(dict.fromkeys(costs)))
-        for name in ("costs", "heads", "templates", "checked"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        least = {"steps": 1, "prompts": 1, "texts": 1, "check_every": 1, "patience": 1}
-        least |= {
-            "asked": 1,
-            "check_prompts": 1,
-            "check_texts": 2,
-            "weighings": 1,
-            "shortest": 64,
-            "reference_length": 1,
-        }
-        for name, value in least.items():
+        for name, value in LEAST.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
         if self.length < self.shortest:
@@ -108,18 +118,17 @@ class Settings:
                 f"length must be at least that of the shortest prompts, {self.shortest}, "
                 f"got {self.length}"
             )
-        if not min(self.costs) >= 0:
-            raise ValueError(f"costs must be at least 0, got {list(self.costs)}")
-        if any(count < 1 for count in self.heads):
-            raise ValueError(f"heads must be at least 1, got {list(self.heads)}")
-        for name, form in (("costs", "g"), ("heads", "d")):
-            told = [format(value, form) for value in getattr(self, name)]
-            if len({*told}) < len(told):
-                raise ValueError(f"{name} must differ, got {', '.join(told)}")
+        if min(self.costs) < 0:
+            raise ValueError(f"costs must be at least 0, got {_told(self.costs)}")
+        if len({f"{cost:g}" for cost in self.costs}) < len(self.costs):
+            raise ValueError(f"costs must differ, got {_told(self.costs)}")
+        falls = all(more > fewer for more, fewer in itertools.pairwise(self.heads))
+        if not falls or min(self.heads, default=1) < 1:
+            raise ValueError(
+                f"heads must be fewer and fewer, and at least 1, got {_told(self.heads)}"
+            )
         if self.at_once is not None and self.at_once < 1:
             raise ValueError(f"at_once must be at least 1, got {self.at_once}")
-        if not self.max_text_loss >= 0:
-            raise ValueError(f"max_text_loss must be at least 0, got {self.max_text_loss}")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if not 0 <= self.band < 1:
@@ -129,8 +138,49 @@ class Settings:
                 raise ValueError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
         if not self.most > 1:
             raise ValueError(f"most must be above 1, got {self.most}")
+        self._require_templates()
+
+    def _require_templates(self) -> None:
+        known = [name for name in TEMPLATES if name not in HELD_OUT]
         for name in (*self.templates, *self.checked):
+            if name in HELD_OUT:
+                raise ValueError(f"templates must leave {name!r} for tests: {', '.join(known)}")
             if name not in TEMPLATES:
-                raise ValueError(f"templates must be among {', '.join(TEMPLATES)}, got {name!r}")
-        if not self.templates or not self.checked or set(self.templates) & set(self.checked):
-            raise ValueError("templates to fit to and to look at must be given, and differ")
+                raise ValueError(f"templates must be among {', '.join(known)}, got {name!r}")
+        if not self.templates or not self.checked:
+            raise ValueError("templates to fit to and templates to look at must be given")
+        if both := set(self.templates) & set(self.checked):
+            raise ValueError(
+                f"templates must leave those that are looked at, {', '.join(self.checked)}, "
+                f"got {', '.join(both)}"
+            )
+
+
+def _require_kinds(settings: Settings) -> None:
+    """Raise an error where a setting is not of its kind or not finite; make tuples of the several.
+
+    Raises:
+        TypeError: If it is of another kind.
+        ValueError: If it is infinite or NaN.
+    """
+    for field in fields(settings):
+        name, value = field.name, getattr(settings, field.name)
+        several = isinstance(field.default, tuple)
+        if several:
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise TypeError(f"{name} must be several, such as a tuple, got {value!r}")
+            value = tuple(value)
+            object.__setattr__(settings, name, value)
+        kind = KINDS.get(name, type(field.default))
+        for each in value if several else (value,):
+            if each is None and field.default is None:
+                continue
+            is_one = isinstance(each, (int, float) if kind is float else kind)
+            if not is_one or isinstance(each, bool) != (kind is bool):
+                raise TypeError(f"{name} must be of type {kind.__name__}, got {each!r}")
+            if isinstance(each, float) and not math.isfinite(each):
+                raise ValueError(f"{name} must be finite, got {each!r}")
+
+
+def _told(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

@@ -25,7 +25,12 @@ from sharpmax.hf.calibrate.fit import CHANGED, Check, Fitting
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import Settings
 from sharpmax.hf.calibrate.tie import START, Tie
-from sharpmax.hf.sharpen import context_of, layers_and_heads, require_interface
+from sharpmax.hf.sharpen import (
+    context_of,
+    is_sharpened,
+    layers_and_heads,
+    require_interface,
+)
 from sharpmax.hf.table import write_csv
 from sharpmax.per_head import PerHead
 from sharpmax.policies import LogLinear
@@ -47,6 +52,18 @@ FURTHER, LEAP, MOST_LEAPS = "further", 0.05, 20
 """The policy that lies further along the way of the best, how much at a time, how often."""
 STATE, TENSORS, POINTS = "state.json", "state.safetensors", "points.csv"
 
+WHAT = {
+    "model": "model",
+    "layers": "layers",
+    "heads": "heads",
+    "weights": "weights or dtype",
+    "data": "texts or questions",
+    "start": "start",
+}
+"""What a folder's calibration must have in common with one that goes on from it, and its words."""
+ANY_WAY = {"at_once", "checkpointing"}
+"""Settings with which steps are the same."""
+
 Tell = Callable[[str, int], None]
 """Told what is done, and how many steps are done with, those that were not needed among them."""
 
@@ -67,6 +84,7 @@ class Point:
         text_loss: The mean loss of text, in nats a token.
         divergence: From the original model's predictions, in nats a token.
         text_cost: The loss of text over the original model's, as a share.
+        own: As in `Check`.
     """
 
     name: str
@@ -79,6 +97,7 @@ class Point:
     text_loss: float
     divergence: float
     text_cost: float
+    own: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,11 @@ class Calibration:
     def policy(self) -> Policy | None:
         """The policy that is kept."""
         return None if self.kept is None else self.policies[self.kept.name]
+
+    @property
+    def chosen(self) -> Point:
+        """The policy that is kept, or else the one that retrieves most, whatever text pays."""
+        return self.kept or _most(self.points)
 
 
 def calibrate(
@@ -137,17 +161,24 @@ def calibrate(
     if start is not None:
         require_policy(start)
     settings = Settings() if settings is None else settings
-    if settings.length > context_of(model):
-        raise ValueError(
-            f"length must be within the model's context of {context_of(model):,} tokens, "
-            f"got {settings.length:,}"
-        )
+    require_room(model, settings)
+    if is_sharpened(model):
+        raise ValueError("model must have its own attention: it is sharpened, undo that first")
     processes = Processes.here()
     examples = Examples(tokenizer, settings, text, questions)
     kept = _Folder(folder, model, name, examples, processes, start)
     fitting = Fitting(model, examples, settings, processes)
     numbers = {} if start is None else fitting.numbers_of(start)
     return _Study(fitting, settings, kept, tell, numbers).run()
+
+
+def require_room(model: PreTrainedModel, settings: Settings) -> None:
+    """Raise a ValueError if a model cannot read what it would be fitted to."""
+    if settings.length > context_of(model):
+        raise ValueError(
+            f"length must be within the model's context of {context_of(model):,} tokens, "
+            f"got {settings.length:,}"
+        )
 
 
 @dataclass(frozen=True)
@@ -262,6 +293,9 @@ class _Study:
         start = self.best(whole) or self.points[stages - 1]
         for count in settings.heads:
             name = f"{count} heads"
+            if count >= self.fitting.chosen.numel():  # the model has no more
+                self.tell(name, _again(settings))
+                continue
             if name not in self.policies:
                 self.fitting.resume(self.states[start.name])
                 self.fitting.keep_heads(count, self._worth())
@@ -279,7 +313,7 @@ class _Study:
             if point.text_cost <= self.settings.max_text_loss
             and point.retrieval > self.plain.retrieval
         ]
-        return max(within, key=lambda p: (p.retrieval, -p.shortfall), default=None)
+        return _most(within) if within else None
 
     def _worth(self) -> Tensor:
         """Return by how much every head helps, on the batches that the next steps begin with."""
@@ -355,6 +389,11 @@ class _Study:
         return {name: tensor.cpu().clone() for name, tensor in self.fitting.state().items()}
 
 
+def _most(points: Sequence[Point]) -> Point:
+    """Return the point that retrieves most, of equals the one that falls short least."""
+    return max(points, key=lambda point: (point.retrieval, -point.shortfall))
+
+
 class _Folder:
     """Where a calibration keeps what it has found after every stage; nowhere if there is none."""
 
@@ -381,34 +420,45 @@ class _Folder:
         if start is not None:
             told = json.dumps(start.to_dict(), sort_keys=True)
             self._about["start"] = hashlib.sha256(told.encode()).hexdigest()
+        self._found = processes.first(self._read() if self._writes else None)
+        if self._found is not None:
+            self._require_ours(self._found[0])
+
+    def _require_ours(self, saved: Any) -> None:
+        """Raise a ValueError unless what was found is whole, and of this very calibration."""
+        if "damaged" in saved:
+            raise self._damaged(saved["damaged"])
+        theirs, ours = saved["about"], self._about
+        differ = [name for name in WHAT if theirs.get(name) != ours.get(name)]
+        names = {**theirs["settings"], **ours["settings"]}.keys() - ANY_WAY
+        settings = [n for n in names if theirs["settings"].get(n) != ours["settings"].get(n)]
+        if differ or settings:
+            told = [WHAT[name] for name in differ] + sorted(settings)
+            raise ValueError(
+                f"{self.path} holds another calibration, with other {', '.join(told)}: choose "
+                "another folder"
+            )
+
+    def _damaged(self, reason: object) -> ValueError:
+        return ValueError(
+            f"{self.path} holds a state that cannot be read ({reason}): remove {STATE} and "
+            f"{TENSORS} from it to begin anew"
+        )
 
     def resume(self, study: _Study) -> None:
         """Take up what was found before."""
-        found = study.fitting.processes.first(self._read() if self._writes else None)
-        if found is None:
+        if self._found is None:
             return
-        try:
-            saved, tensors = found
-            about, points = saved["about"], [Point(**point) for point in saved["points"]]
-            policies = {n: Policy.from_dict(data) for n, data in saved["policies"].items()}
-            step, tie = int(saved["step"]), float(saved["tie"])
-        except Exception as error:  # whatever lies in a file that was damaged
-            raise ValueError(
-                f"{self.path} holds a state that cannot be read ({error}): remove the folder to "
-                "begin anew"
-            ) from None
-        if about != self._about:
-            raise ValueError(
-                f"{self.path} holds a calibration with other settings, of another model or from "
-                "another start: choose another folder"
-            )
-        saved_numbers = {name.partition("numbers/")[2] for name in tensors}
-        if not {*study.fitting.numbers} <= saved_numbers:
-            raise ValueError(
-                f"{self.path} holds a calibration by another version of sharpmax: choose another "
-                "folder"
-            )
-        study.points, study.policies, study.step, study.tie = points, policies, step, tie
+        saved, tensors = self._found
+        shapes = {name: value.shape for name, value in study.fitting.numbers.items()}
+        for name in saved["policies"]:
+            for number, shape in shapes.items():
+                found = tensors.get(f"{name}::numbers/{number}")
+                if found is None or found.shape != shape:
+                    raise self._damaged(f"{number} of {name} has another shape, or is not there")
+        study.points = [Point(**point) for point in saved["points"]]
+        study.policies = {n: Policy.from_dict(data) for n, data in saved["policies"].items()}
+        study.step, study.tie = int(saved["step"]), float(saved["tie"])
         for name, tensor in tensors.items():
             stage, _, key = name.partition("::")
             study.states.setdefault(stage, {})[key] = tensor
@@ -419,9 +469,16 @@ class _Folder:
             return None
         try:
             saved = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+            points = [Point(**point).name for point in saved["points"]]
+            policies = [Policy.from_dict(data) and name for name, data in saved["policies"].items()]
+            if points != policies:
+                raise ValueError(f"points {points}, policies {policies}")
+            if not isinstance(saved["about"]["settings"], dict):
+                raise ValueError("no settings")
+            int(saved["step"]), float(saved["tie"])
             return saved, load_file(self.path / TENSORS)
         except Exception as error:  # whatever lies in a file that was damaged
-            return {"damaged": str(error)}, {}
+            return {"damaged": f"{type(error).__name__}: {error}"}, {}
 
     def keep(self, study: _Study) -> None:
         """Write everything that was found so far; the old is replaced when the new is whole."""

@@ -3,10 +3,13 @@
 import altair as alt
 
 from sharpmax.report import style
-from sharpmax.report.calibration.tables import FOUND, PLAIN, Tables
+from sharpmax.report.calibration.tables import PLAIN, Tables
 from sharpmax.report.chart import data
 from sharpmax.report.page import Table
-from sharpmax.report.rows import Row
+from sharpmax.report.rows import Row, signed
+
+APART = 1.012
+"""How many times as far to the right the next policy stands, so that no bar hides another."""
 
 
 def comparison(tables: Tables) -> alt.LayerChart | None:
@@ -16,9 +19,11 @@ def comparison(tables: Tables) -> alt.LayerChart | None:
         return None
     lengths = sorted({row["length"] for row in rows})
     drawn = style.lines(str(row["case"]) for row in rows)
-    held = alt.Chart(data(rows))
+    middle = (len(drawn) - 1) / 2
+    beside = {case: APART ** (place - middle) for place, case in enumerate(drawn)}
+    held = alt.Chart(data({**row, "at": row["length"] * beside[row["case"]]} for row in rows))
     x = alt.X(
-        "length:Q",
+        "at:Q",
         title="tokens",
         scale=alt.Scale(type="log", base=2, nice=False, padding=12),
         axis=alt.Axis(values=lengths, format=",d"),
@@ -34,14 +39,17 @@ def comparison(tables: Tables) -> alt.LayerChart | None:
     ]
     channels = style.channels(drawn, "case")
     line = held.mark_line(strokeWidth=2, point={"size": 36, "filled": True})
-    bar = held.mark_rule(strokeWidth=1.5, opacity=0.6)
+    bar = held.mark_rule(strokeWidth=1.5)
     return alt.LayerChart(
         layer=[
             bar.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=channels["color"]),
             line.encode(x=x, y=y, tooltip=told, **channels),
         ]
     ).properties(
-        title=alt.TitleParams("Answers found, templates held out", subtitle="bars: 95 % intervals"),
+        title=alt.TitleParams(
+            "Answers found, templates held out",
+            subtitle="bars: 95 % intervals; lines stand beside each other at each length",
+        ),
         description="The share of answers found over the length, by policy.",
     )
 
@@ -55,25 +63,32 @@ def comparison_table(tables: Tables) -> Table | None:
         return None
     found_at = sorted({length for _, length in shares})
     read_at = sorted({length for _, length in text})
+    paid = tables.paid()
     rows = []
     for case in cases:
         cells = [_share(shares.get((case, length))) for length in found_at]
-        cells += [_text(text.get((case, length)), text.get((PLAIN, length))) for length in read_at]
+        cells += [
+            _text(text.get((case, length)), None if case == PLAIN else paid.get((case, length)))
+            for length in read_at
+        ]
         rows.append([f"{case} (kept)" if case == tables.kept else str(case), *cells])
     header = [
         "policy",
         *(f"found at {length:,}" for length in found_at),
         *(f"text at {length:,}" for length in read_at),
     ]
-    best = [
-        max(range(len(cases)), key=lambda i: shares.get((cases[i], length), {"value": -1})["value"])
-        for length in found_at
-    ]
+    strong = set()
+    for column, length in enumerate(found_at, 1):
+        values = [shares.get((case, length), {"value": -1})["value"] for case in cases]
+        strong |= {(row, column) for row, value in enumerate(values) if value == max(values)}
+    asked = sorted({row["samples"] for row in shares.values()})
+    told = " to ".join(f"{count:,}" for count in dict.fromkeys((asked[0], asked[-1])))
     return Table(
-        caption=f"{FOUND} over all templates with 95 % intervals; loss on text over plain's",
+        caption=f"Answers found of {told} prompts a length over all templates, with 95 % "
+        "intervals; loss on text over plain's",
         header=header,
         rows=rows,
-        strong={(row, column + 1) for column, row in enumerate(best)},
+        strong=strong,
     )
 
 
@@ -83,10 +98,8 @@ def _share(row: Row | None) -> str:
     return f"{row['value']:.0%} ({100 * row['low']:.0f}–{100 * row['high']:.0f})"
 
 
-def _text(row: Row | None, plain: Row | None) -> str:
-    """Return the loss on text over that of plain attention, and its own as it is."""
+def _text(row: Row | None, paid: float | None) -> str:
+    """Return what text pays, or its loss as it is where there is nothing to compare it with."""
     if row is None:
         return "–"
-    if plain is None or row is plain:
-        return f"{row['value']:.3f} nats"
-    return f"{row['value'] / plain['value'] - 1:+.1%}"
+    return f"{row['value']:.3f} nats" if paid is None else signed(paid, ".1%")

@@ -14,6 +14,8 @@ ORIGINAL, EVERY, FEWER, KEPT = "original model", "all heads", "fewer heads", "ke
 SHAPES = {ORIGINAL: "square", EVERY: "circle", FEWER: "triangle-up", KEPT: "diamond"}
 LENGTHS = (*(style.POLICIES[name].light for name in ("held", "paper")), style.SPARE[0].light)
 """The colours of lengths, the shortest first: of half the fitted one, of it, and of twice it."""
+ROOM = 0.16, 0.06
+"""What a name takes of the width, and of the height."""
 LOOKED_AT = "those looked at"
 """Prompts that nothing was fitted to, of two lengths, by which policies are chosen."""
 
@@ -22,8 +24,8 @@ def frontier(tables: Tables) -> alt.LayerChart:
     """Return what every policy finds over what text pays under it, a line a length."""
     rows = _rows(tables)
     series = _series(rows)
-    x = alt.X("text_cost:Q", title="loss on text over the original model's", axis=_percent(".1%"))
-    y = alt.Y("retrieval:Q", title="answers found", axis=_percent(".0%"), scale=_from_zero())
+    x = alt.X("text_cost:Q", title="loss on text over the original model's", axis=_percent(".2~%"))
+    y = alt.Y("retrieval:Q", title="answers found", axis=_percent(".0%"), scale=_whole())
     kinds = [kind for kind in SHAPES if any(row["kind"] == kind for row in rows)]
     shape = alt.Shape(
         "kind:N",
@@ -36,11 +38,15 @@ def frontier(tables: Tables) -> alt.LayerChart:
     line = way.mark_line(strokeWidth=1.5, opacity=0.5).encode(x=x, y=y, color=_colour(series))
     every = alt.Chart(data(rows)).mark_point(size=90, opacity=1, filled=True)
     dots = every.encode(x=x, y=y, color=_colour(series), shape=shape, tooltip=_told())
-    named = [row for row in rows if row["kind"] != ORIGINAL and row["series"] == series[0]]
-    text = alt.Chart(data(named)).mark_text(align="left", dx=8, dy=-9, color=style.MUTED)
+    bars = alt.Chart(data([row for row in rows if "low" in row])).mark_rule(opacity=0.5)
+    sure = bars.encode(x=x, y="low:Q", y2="high:Q", color=_colour(series))
+    text = alt.Chart(data(_named(rows))).mark_text(align="left", dx=8, dy=-9, color=style.MUTED)
     names = text.encode(x=x, y=y, text="name:N")
-    return alt.LayerChart(layer=[line, dots, names]).properties(
-        title=alt.TitleParams("Answers found against the cost on text"),
+    return alt.LayerChart(layer=[line, sure, dots, names]).properties(
+        title=alt.TitleParams(
+            "Answers found against the cost on text",
+            subtitle="bars: 95 % intervals" if len(series) > 1 else "",
+        ),
         description="Every policy of the calibration: answers found over the loss on text.",
     )
 
@@ -64,7 +70,7 @@ def by_heads(tables: Tables) -> alt.LayerChart | None:
         scale=alt.Scale(type="log", base=2, nice=False, padding=14),
         axis=alt.Axis(values=sorted({row["heads"] for row in shown}), format="d"),
     )
-    y = alt.Y("retrieval:Q", title="answers found", axis=_percent(".0%"), scale=_from_zero())
+    y = alt.Y("retrieval:Q", title="answers found", axis=_percent(".0%"), scale=_whole())
     line = alt.Chart(data(shown)).mark_line(strokeWidth=2, point={"size": 40, "filled": True})
     plain = alt.Chart(data([row for row in rows if row["kind"] == ORIGINAL]))
     return alt.LayerChart(
@@ -84,7 +90,7 @@ def _rows(tables: Tables) -> list[dict[str, Any]]:
     """Return what every policy finds and costs: by length if they were compared, else looked at."""
     plain = {"name": PLAIN, "heads": 0, "text_cost": 0.0, "retrieval": tables.plain["retrieval"]}
     points: list[Row] = [plain, *tables.points]
-    shares, text = tables.shares(), {(row["case"], row["length"]): row for row in tables.text()}
+    shares, paid = tables.shares(), tables.paid()
     rows = []
     for point in points:
         name = str(point["name"])
@@ -92,14 +98,30 @@ def _rows(tables: Tables) -> list[dict[str, Any]]:
         row = {"name": name, "heads": point["heads"], "kind": KEPT if name == tables.kept else kind}
         for share in shares:
             length = share["length"]
-            if share["case"] == name and (name, length) in text:
-                cost = text[name, length]["value"] / text[PLAIN, length]["value"] - 1
-                found = {"retrieval": share["value"], "text_cost": cost}
+            if share["case"] == name and (name, length) in paid:
+                found = {"retrieval": share["value"], "text_cost": paid[name, length]}
+                found |= {"low": share["low"], "high": share["high"]}
                 rows.append({**row, **found, "series": f"{length:,} tokens"})
         if not shares:
             found = {field: point[field] for field in ("retrieval", "text_cost")}
             rows.append({**row, **found, "series": LOOKED_AT})
     return rows
+
+
+def _named(rows: Sequence[Row]) -> list[Row]:
+    """Return whose name stands beside its dot: what is kept first, and no name on another."""
+    wide = max(row["text_cost"] for row in rows) - min(row["text_cost"] for row in rows)
+    named: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row["kind"] != KEPT, row["kind"] == FEWER)):
+        near = (
+            abs(row["text_cost"] - other["text_cost"]) < ROOM[0] * wide
+            and abs(row["retrieval"] - other["retrieval"]) < ROOM[1]
+            for other in named
+        )
+        is_first = row["series"] == rows[0]["series"]
+        if is_first and row["kind"] != ORIGINAL and not any(near):
+            named.append(row)
+    return named
 
 
 def _series(rows: Sequence[Row]) -> list[str]:
@@ -132,5 +154,5 @@ def _percent(form: str) -> alt.Axis:
     return alt.Axis(format=form)
 
 
-def _from_zero() -> alt.Scale:
-    return alt.Scale(domainMin=0)
+def _whole() -> alt.Scale:
+    return alt.Scale(domain=[0, 1])

@@ -1,16 +1,18 @@
 """The report of a calibration: its figures as files, and the page that shows them all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 
 from sharpmax.report.calibration.comparison import comparison, comparison_table
 from sharpmax.report.calibration.frontier import by_heads, frontier
 from sharpmax.report.calibration.heads import head_maps
-from sharpmax.report.calibration.tables import Tables
+from sharpmax.report.calibration.tables import PLAIN, Tables
 from sharpmax.report.chart import Chart, save
 from sharpmax.report.page import Page, Section, Table
+from sharpmax.report.rows import signed
 
 WIDTH, HEIGHT = 560, 320
 
@@ -45,20 +47,38 @@ def page(tables: Tables, settings: Mapping[str, object], title: str) -> Page:
 
 
 def finding(tables: Tables) -> str:
-    """Return what the calibration found, in two sentences."""
-    plain = tables.plain["retrieval"]
+    """Return what the calibration found, in two or three sentences."""
+    chosen = tables.point(tables.chosen)
+    begin = f"{chosen['heads']} heads are changed by the policy that is kept."
     if tables.kept is None:
-        best = max(tables.points, key=lambda point: point["retrieval"])
-        return (
-            f"No policy was kept. The original model finds {plain:.0%} of the answers; the best "
-            f"policy, {best['name']}, finds {best['retrieval']:.0%} and its loss on text is "
-            f"{best['text_cost']:+.2%}."
+        begin = (
+            "No policy was kept: none finds more than the original model at the cost that text "
+            f"might pay. The one that finds most is {tables.chosen}."
         )
-    kept = tables.point(tables.kept)
+    shares = {(row["case"], row["length"]): row for row in tables.shares()}
+    lengths = sorted({length for case, length in shares if case == tables.chosen})
+    if not lengths:
+        return (
+            f"{begin} It finds {chosen['retrieval']:.0%} of the answers in place of "
+            f"{tables.plain['retrieval']:.0%}, of the prompts that it was chosen by, and the loss "
+            f"on text changes by {signed(chosen['text_cost'], '.2%')}."
+        )
+    paid = tables.paid()
+    told = []
+    for length in lengths:
+        ours, plain = shares[tables.chosen, length], shares[PLAIN, length]
+        told.append(
+            f"{ours['value']:.0%} ({ours['low']:.0%} to {ours['high']:.0%}) in place of "
+            f"{plain['value']:.0%} at {length:,} tokens"
+            + (
+                f", where the loss on text changes by {signed(paid[tables.chosen, length], '.1%')}"
+                if (tables.chosen, length) in paid
+                else ""
+            )
+        )
     return (
-        f"With β changed in {kept['heads']} heads, the model finds {kept['retrieval']:.0%} of the "
-        f"answers in place of {plain:.0%}, with templates that nothing was fitted to. Its loss on "
-        f"text changes by {kept['text_cost']:+.2%}."
+        f"{begin} Of {ours['samples']:,} answers a length, with templates, keys and values that "
+        f"nothing was fitted to or chosen by, it finds {'; '.join(told)}."
     )
 
 
@@ -70,7 +90,7 @@ def _comparison(tables: Tables) -> Section | None:
         "Beside other policies",
         "All met the same prompts and texts. The templates, the keys and the values of the prompts "
         "are not among those that were fitted to, and neither is the text. “calibrated” is the "
-        "policy that is kept, or else the last.",
+        "policy that is kept, or else the one that finds most.",
         [chart.properties(width="container", height=HEIGHT)],
         comparison_table(tables),
     )
@@ -78,7 +98,7 @@ def _comparison(tables: Tables) -> Section | None:
 
 def _frontier(tables: Tables) -> Section:
     charts = [frontier(tables), by_heads(tables)]
-    asked = "these prompts" if tables.scores else "prompts of other templates, looked at on the way"
+    asked = "these prompts" if tables.scores else "the prompts that were looked at on the way"
     return Section(
         "What it costs",
         "A dot is the best policy of one cost that text might pay while fitting, or of one number "
@@ -94,20 +114,29 @@ def _heads(tables: Tables) -> Section:
         "Which heads it changed",
         "ln β above 0 makes a head sharper than it was trained to be, below 0 blunter. γ above 0 "
         "lets it rest more on the first key, its sink, and below 0 less; a power above 1 makes "
-        "it rest more surely, or less.",
+        "it rest more surely, or less. Each map has a scale of its own.",
         [chart.properties(width="container") for chart in head_maps(tables)],
     )
 
 
 def _points(tables: Tables) -> Section:
-    fields = ("name", "heads", "steps", "retrieval", "answer_loss", "text_cost", "divergence")
-    forms = ("", "", "", ".1%", ".3f", "+.2%", ".4f")
-    rows = [
-        [format(point[field], form) for field, form in zip(fields, forms, strict=True)]
-        for point in tables.points
-    ]
+    columns: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "policy": ("name", str),
+        "heads": ("heads", str),
+        "steps": ("steps", str),
+        "found": ("retrieval", "{:.1%}".format),
+        "of your own": ("own", "{:.1%}".format),
+        "loss of answers": ("answer_loss", "{:.3f}".format),
+        "text": ("text_cost", lambda cost: signed(cost, ".2%")),
+        "divergence": ("divergence", "{:.4f}".format),
+    }
+    shown = {
+        title: column
+        for title, column in columns.items()
+        if all(point.get(column[0]) is not None for point in tables.points)
+    }
+    rows = [[form(point[field]) for field, form in shown.values()] for point in tables.points]
     names = [str(point["name"]) for point in tables.points]
     strong = {(names.index(tables.kept), 0)} if tables.kept is not None else set()
-    header = ["policy", "heads", "steps", "found", "loss of answers", "text", "divergence"]
     caption = "Policies along the way, on prompts and text that were not fitted to"
-    return Section("All of them", table=Table(caption, header, rows, strong))
+    return Section("All of them", table=Table(caption, [*shown], rows, strong))

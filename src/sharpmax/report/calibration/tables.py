@@ -21,8 +21,9 @@ class Tables:
         plain: The original model on what was not fitted to: retrieval and text_loss.
         points: The policies along the way: name, allowed, heads, retrieval, text_cost, … of each.
         kept: The name of the one that is kept, or None.
-        heads: What that one, or else the last, does to every head: layer, head, short, long,
-            below, above, sink_short, sink_long, sink_below, sink_above and sink_log_power.
+        chosen: The name of that one, or else of the one that finds most.
+        heads: What it does to every head: layer, head, short, long, below, above, sink_short,
+            sink_long, sink_below, sink_above and sink_log_power.
         scores: Plain attention, the points by their names, and their rivals beside each other:
             case, task, length, value, low, high and samples of each; empty if they were not
             compared.
@@ -31,6 +32,7 @@ class Tables:
     plain: Row
     points: Sequence[Row]
     kept: str | None
+    chosen: str
     heads: Sequence[Row]
     scores: Sequence[Row] = ()
 
@@ -57,17 +59,25 @@ class Tables:
         ]
 
     def beside(self) -> list[dict[str, Any]]:
-        """Return the shares of plain attention, of the rivals, and of the point that is kept.
+        """Return the shares of plain attention, of the rivals, and of the point that is chosen.
 
-        That one, or else the last, is called calibrated; the other points are left out.
+        That one is called calibrated; the other points are left out.
         """
-        names = {str(point["name"]) for point in self.points}
-        chosen = self.points[-1]["name"] if self.kept is None else self.kept
+        others = {str(point["name"]) for point in self.points} - {self.chosen}
         return [
-            {**row, "case": CALIBRATED if row["case"] == chosen else row["case"]}
+            {**row, "case": CALIBRATED if row["case"] == self.chosen else row["case"]}
             for row in self.shares()
-            if row["case"] not in names - {chosen}
+            if row["case"] not in others
         ]
+
+    def paid(self) -> dict[tuple[str, int], float]:
+        """Return by case and length what text pays: its loss over that of plain attention."""
+        text = {(str(row["case"]), int(row["length"])): float(row["value"]) for row in self.text()}
+        return {
+            (case, length): value / text[PLAIN, length] - 1
+            for (case, length), value in text.items()
+            if (PLAIN, length) in text
+        }
 
     def text(self) -> list[Row]:
         """Return the loss on text of every case and length."""
