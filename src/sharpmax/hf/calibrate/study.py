@@ -297,6 +297,7 @@ class _Study:
                 self.tell(name, _again(settings))
                 continue
             if name not in self.policies:
+                self.tell(name, 0)
                 self.fitting.resume(self.states[start.name])
                 self.fitting.keep_heads(count, self._worth())
             self._stage(name, start.allowed, _again(settings))
