@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sharpmax import Policy
 from sharpmax.hf import Score, load
 from sharpmax.hf.calibrate import (
+    RIVALS,
     Examples,
     HeadChange,
     Settings,
@@ -111,13 +112,14 @@ def main() -> None:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         policies = {"calibrated": Policy.load(asked.policy)}
+        write_run(folder, {"policy": asked.policy, "dtype": asked.dtype, **circumstances()})
     plan = comparison_plan(model, examples, 1, asked.book.read_text())
     plan = replace(plan, windows=WINDOWS, depths=DEPTHS, prompts=asked.ask_prompts)
     lengths = (plan.lengths or ()) if asked.ask is None else asked.ask
     if not lengths:
         return
     cases = {"plain": None, **policies}
-    if not asked.no_rivals:
+    if not asked.no_rivals and any(name in RIVALS for name in asked.case or RIVALS):
         cases |= rivals(model, examples)
     cases = {name: cases[name] for name in asked.case or cases}
     scores: list[Score] = []
@@ -170,9 +172,13 @@ def fitted(
         **circumstances(),
         **asdict(settings),
     }
+    write_run(folder, details)
+    return found.policies
+
+
+def write_run(folder: Path, details: Mapping[str, object]) -> None:
     lines = [f"{name},{str(value).replace(',', ';')}" for name, value in details.items()]
     (folder / "run.csv").write_text("\n".join(["what,value", *lines]) + "\n")
-    return found.policies
 
 
 def told(scores: list[Score], every: list[Score]) -> str:

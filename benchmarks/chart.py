@@ -2,7 +2,7 @@
 
     python benchmarks/chart.py            writes attention.svg and others beside the tables
 
-It needs `pip install '.[report]'`.
+It needs `pip install '.[transformers,report]'`.
 """
 
 import csv

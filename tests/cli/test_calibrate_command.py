@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     return path
 
 
-TEXT = "It was the best of times, it was the worst of times. " * 300
+TEXT = "It was the best of times, it was the worst of times. " * 150
 QUESTION = '{"prompt": "How many legs has a spider?", "answer": "eight"}\n'
 
 
@@ -78,18 +78,21 @@ def test_it_leaves_policies_tables_figures_and_a_page(finished, folder):
     assert list((finished / "figures").glob("*.png"))
 
 
-def test_what_is_done_is_not_done_again(run, asked, finished, monkeypatch):
-    monkeypatch.setattr(Fitting, "step", None)
-    monkeypatch.setattr(comparison, "rivals", None)
+@pytest.mark.parametrize("compared", [1, 0])
+def test_what_is_done_is_not_done_again(run, asked, finished, monkeypatch, compared):
+    for module, name in ((Fitting, "step"), (comparison, "rivals"), (comparison, "by_case")):
+        monkeypatch.setattr(module, name, None)
     kept = {name: (finished / name).read_bytes() for name in ("points.csv", "comparison.csv")}
-    for compared in (1, 0):
-        run(*asked, "--compared", compared)
-        assert kept == {name: (finished / name).read_bytes() for name in kept}
-        assert "Beside other policies" in (finished / "report.html").read_text()
+    (finished / "report.html").unlink()
+    code, _ = run(*asked, "--compared", compared)
+    assert str(code) == (finished / "said.txt").read_text().partition(" ")[0]
+    assert kept == {name: (finished / name).read_bytes() for name in kept}
+    assert "Beside other policies" in (finished / "report.html").read_text()
 
 
-def test_a_comparison_that_was_stopped_goes_on(run, asked, finished, monkeypatch):
-    whole = rows(finished / "comparison.csv")
+def test_a_comparison_that_was_stopped_goes_on(run, asked, finished, tmp_path, monkeypatch):
+    out = Path(shutil.copytree(finished, tmp_path / "copy"))
+    whole = rows(out / "comparison.csv")
     left = [row for row in whole if row["case"] not in ("held", "entropy caps")]
     told: list[str] = []
     by_case = comparison.by_case
@@ -99,21 +102,22 @@ def test_a_comparison_that_was_stopped_goes_on(run, asked, finished, monkeypatch
         return by_case(model, tokenizer, policies, *others)
 
     monkeypatch.setattr(comparison, "by_case", listening)
-    with (finished / "comparison.csv").open("w", newline="") as file:
+    with (out / "comparison.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, whole[0].keys())
         writer.writeheader()
         writer.writerows(left[:-1])  # of "one β" something is missing
-    run(*asked, "--compared", 1)
+    run(*asked[:-1], out, "--compared", 1)
     assert told == ["held", "one β", "entropy caps"]
-    found = {tuple(row.values()) for row in rows(finished / "comparison.csv")}
-    assert found == {tuple(row.values()) for row in whole}
+    assert rows(out / "comparison.csv") == whole
 
 
 def test_what_is_begun_anew_takes_no_comparison_of_a_run_before(run, asked, finished, tmp_path):
     copy = Path(shutil.copytree(finished, tmp_path / "copy"))
     (copy / "state.json").unlink()
+    before = (copy / "comparison.csv").read_bytes()
     run(*asked[:-1], copy, "--seed", 5, "--compared", 0)
     assert not (copy / "comparison.csv").exists()
+    assert (copy / "comparison.csv.before").read_bytes() == before
 
 
 def test_it_goes_on_from_a_policy(run, asked, finished, tmp_path):

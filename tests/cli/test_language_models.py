@@ -74,6 +74,15 @@ def test_names_that_are_taken(tmp_path):
     assert [*named_policies([*files, "paper"])] == [*files[:2], "mine", "paper"]
 
 
+def test_a_policy_of_a_folder_is_called_as_the_folder(tmp_path, monkeypatch):
+    for name in ("old/run", "run", "plain"):
+        (tmp_path / name).mkdir(parents=True)
+        Fixed(2.0).save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    names = [*named_policies(["old/run/sharpmax.json", "run", "plain"])]
+    assert names == ["run", "run/sharpmax.json", "plain/sharpmax.json"]
+
+
 def test_an_empty_text(run, tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     code, said = run("diagnose", MODEL, "--length", 64, "--text", tmp_path / "empty.txt")

@@ -7,7 +7,7 @@ import pytest
 
 from sharpmax.report.calibration import Tables, figures, page, write_report
 from sharpmax.report.calibration.comparison import comparison_table
-from sharpmax.report.calibration.frontier import by_heads, frontier
+from sharpmax.report.calibration.frontier import LOOKED_AT, by_heads, frontier
 from sharpmax.report.calibration.report import finding
 from sharpmax.report.chart import specification
 
@@ -168,9 +168,28 @@ def test_equals_are_all_bold():
 
 
 def test_the_users_own_questions_have_a_column_where_there_are_any():
-    own = [{**point, "own": 0.25} for point in tables().points]
-    html = [page(replace(tables(), points=p), {}, "Own").html() for p in (tables().points, own)]
+    shown = tables()
+    own = [{**point, "own": 0.25} for point in shown.points]
+    with_own = replace(shown, points=own, plain={**shown.plain, "own": 0.125})
+    html = [page(some, {}, "Own").html() for some in (shown, with_own)]
     assert ["of your own" in some for some in html] == [False, True]
+    assert "12.5%" in html[1]
+
+
+@pytest.mark.parametrize("left", ["plain", "2 heads", "text, nats a token"])
+def test_while_something_is_not_compared_the_charts_show_what_was_looked_at(left):
+    scores = [row for row in tables().scores if left not in (row["case"], row["task"])]
+    partial = replace(tables(), scores=scores)
+    assert {row["series"] for row in drawn_rows(frontier(partial), 2)} == {LOOKED_AT}
+    assert finding(partial).endswith("changes by +0.80%.")
+    for chart in figures(partial).values():
+        specification(chart)
+    page(partial, {}, "Some").html()
+
+
+def test_the_line_through_all_heads_leaves_fewer_out_even_if_they_are_kept():
+    fewer = frontier(tables(kept="8 heads"))
+    assert not {row["name"] for row in drawn_rows(fewer, 0)} & {"8 heads", "2 heads"}
 
 
 @pytest.mark.parametrize("kept", [None, "cost 2%", "1 heads"])

@@ -22,7 +22,8 @@ from sharpmax.cli.terminal import (
     plain_name,
     progress_bars,
 )
-from sharpmax.policy import Policy, policy_file
+from sharpmax.files import written_whole
+from sharpmax.policy import POLICY_FILE, Policy, policy_file
 
 if TYPE_CHECKING:
     from sharpmax.hf import Calibration, Loaded, Plan, Score
@@ -54,7 +55,10 @@ def calibrate(
     ] = None,
     heads: Annotated[
         list[int] | None,
-        typer.Option(help="Then leave only so many heads changed; 64, 32, 16 and 8. 0 for none."),
+        typer.Option(
+            help="Then leave only so many heads changed, where there are more; 64, 32, 16 and 8. "
+            "0 for none."
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="At each cost, at most; 200.")] = None,
     entropy: Annotated[
@@ -191,8 +195,8 @@ def calibrate(
     loaded = loaded_model(model, device, dtype, console)
     name = plain_name(model)
     require_room(loaded.model, settings)
-    if not (folder / STATE).is_file():  # what is begun anew leaves nothing of a run before
-        (folder / COMPARISON).unlink(missing_ok=True)
+    if is_first and not (folder / STATE).is_file() and (folder / COMPARISON).is_file():
+        (folder / COMPARISON).replace(folder / f"{COMPARISON}.before")  # was of other policies
     examples = Examples(loaded.tokenizer, settings, read, wanted)
     plan = comparison_plan(loaded.model, examples, compared) if compared else None
     with goes_on_if_stopped(console, folder), progress_bars(console) as bars:
@@ -233,9 +237,11 @@ def calibrate(
         )
     console.print(f"Page, figures, tables and policies: {escape(str(page))}", soft_wrap=True)
     if found.kept is None:
+        earlier = folder / POLICY_FILE
         raise ValueError(
-            f"no policy finds more than the original model at a cost on text of at most "
+            "no policy finds more than the original model at a cost on text of at most "
             f"{settings.max_text_loss:.1%}: none is kept"
+            + (f" ({earlier} was there before)" if earlier.is_file() else "")
         )
     console.print(f"The policy, {found.kept.name}: {escape(str(folder / 'sharpmax.json'))}")
 
@@ -286,7 +292,7 @@ def _points(found: Calibration) -> Table:
         table.add_column(name, justify="left" if name == "policy" else "right")
 
     def cells(check: Check | Point) -> list[str]:
-        mine = [] if check.own is None else [f"{check.own:.1%}"]
+        mine = ["–" if check.own is None else f"{check.own:.1%}"] if own else []
         return [f"{check.retrieval:.1%}", *mine, f"{check.answer_loss:.3f}"]
 
     table.add_row("plain", "0", *cells(found.plain), "", "0")
@@ -308,16 +314,18 @@ def _compared(
 ) -> Sequence[Score]:
     """Lay the policies beside others; what is there is written after each of them."""
     from sharpmax.hf import Score
-    from sharpmax.hf.calibrate import compare, compared
+    from sharpmax.hf.calibrate import compare, compared_cases
     from sharpmax.hf.table import write_csv
 
     scores: list[Score] = []
+    cases = compared_cases(found)
     with progress_bars(console, counted=False) as bars:
-        bar = bars.add_task("comparing", total=compared(found) * plan.tokens())
+        bar = bars.add_task("comparing", total=len(cases) * plan.tokens())
         told = partial(bars.advance, bar)
         for some in compare(loaded.model, loaded.tokenizer, found, examples, plan, told, known):
-            scores += some
-            write_csv(path, Score, scores)
+            scores = sorted([*scores, *some], key=lambda score: cases.index(score.case))
+            with written_whole(path) as fresh:
+                write_csv(fresh, Score, scores)
     return scores
 
 

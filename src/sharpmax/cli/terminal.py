@@ -132,7 +132,8 @@ def named_policies(names: Sequence[str]) -> dict[str, Policy]:
         found = policy_file(path)
         called = found.resolve().parent.name if found.name == POLICY_FILE else found.stem
         taken = {*policies, *POLICIES, PLAIN, OWN}
-        policies[name if called in taken else called] = Policy.load(name)
+        free = next(some for some in (called, name, str(found)) if some not in taken)
+        policies[free] = Policy.load(name)
     return policies
 
 

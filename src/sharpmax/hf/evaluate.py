@@ -68,10 +68,6 @@ class Score:
     samples: int
 
 
-Cell = tuple[str, int | None, float | None, int]
-"""A task, its length, its depth, and how many of it there are."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """What to evaluate.
@@ -133,16 +129,22 @@ class Plan:
             )
         return self
 
-    def cells(self) -> set[Cell]:
-        """Return what one policy gets a score for, lm_eval's tasks aside, and of how many."""
-        text = {(TEXT, length, None, self.windows) for length in self._lengths if self.windows}
-        return text | {
-            (f"{RETRIEVAL}{name}", length, depth, self.prompts)
+    def is_done(self, scores: Sequence[Score]) -> bool:
+        """Tell whether these are all scores of one policy, lm_eval's tasks aside."""
+        read = {score.length for score in scores if score.task == TEXT and score.samples}
+        asked = {
+            (score.task, score.length, score.depth)
+            for score in scores
+            if score.task != TEXT and score.samples == self.prompts
+        }
+        to_ask = {
+            (f"{RETRIEVAL}{name}", length, depth)
             for name in self.templates
             for length in self._lengths
             for depth in self.depths
             if self.prompts
         }
+        return read == ({*self._lengths} if self.windows else set()) and asked == to_ask
 
     def tokens(self) -> int:
         """Return how many tokens one policy has to read, lm_eval's tasks aside."""

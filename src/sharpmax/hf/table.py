@@ -36,7 +36,9 @@ def read_csv(path: Path, kind: type[Row]) -> list[Row]:
             rows = csv.DictReader(file)
             return [kind(**{name: _value(cell) for name, cell in row.items()}) for row in rows]
     except (OSError, TypeError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read as a table of {kind.__name__}s: {error}") from None
+        raise ValueError(
+            f"{path} cannot be read as a table of {kind.__name__}s ({error}): move it away"
+        ) from None
 
 
 def _value(cell: str) -> str | float | None:

@@ -36,7 +36,7 @@ def test_one_question_in_four_is_looked_at_after_the_lines():
     *lines, third, seventh = examples.checked_prompts()
     read = [letters().decode(p.tokens).replace(" ", "")[-2] for [p] in (third, seventh)]
     assert read == ["3", "7"]
-    assert examples.checked_questions == 2
+    assert examples.own_checked == 2
     assert lines
     assert not any(map(is_own, lines))
     alone = Examples(letters(), dataclasses.replace(SETTINGS, own=1.0), TEXT, QUESTIONS)

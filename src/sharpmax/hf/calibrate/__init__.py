@@ -3,7 +3,7 @@
 The weights stay as they are, and so do, as far as asked for, the predictions on text.
 """
 
-from sharpmax.hf.calibrate.comparison import compare, compared, comparison_plan
+from sharpmax.hf.calibrate.comparison import compare, compared_cases, comparison_plan
 from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import Check
 from sharpmax.hf.calibrate.rivals import RIVALS, rivals
@@ -29,7 +29,7 @@ __all__ = [
     "Settings",
     "calibrate",
     "compare",
-    "compared",
+    "compared_cases",
     "comparison_plan",
     "head_changes",
     "require_room",

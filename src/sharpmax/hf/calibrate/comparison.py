@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from sharpmax.hf.calibrate.study import Calibration
 
 
+PLAIN = "plain"
+"""What plain attention is called."""
+
+
 def comparison_plan(
     model: PreTrainedModel, examples: Examples, prompts: int, book: str | None = None
 ) -> Plan:
@@ -43,9 +47,10 @@ def comparison_plan(
     return plan
 
 
-def compared(found: Calibration) -> int:
-    """Return how many policies are compared: plain attention, all along the way, the rivals."""
-    return 1 + len(found.points) + len(RIVALS)
+def compared_cases(found: Calibration) -> list[str]:
+    """Return what is compared: plain attention, the policy that is chosen, all others, rivals."""
+    ours = dict.fromkeys([found.chosen.name, *(point.name for point in found.points)])
+    return [PLAIN, *ours, *RIVALS]
 
 
 def compare(
@@ -57,25 +62,21 @@ def compare(
     tell: Callable[[int], None] = lambda _: None,
     known: Sequence[Score] = (),
 ) -> Iterator[list[Score]]:
-    """Yield the scores of plain attention, of every policy along the way, and of their rivals.
+    """Yield the scores of all `compared_cases`, the slowest of the rivals last.
 
-    After plain attention comes the policy that is kept, and the slowest of the rivals is the last.
-    Policies whose scores are `known`, all that the plan asks for, are not asked again.
+    First come those whose scores are `known`, all that the plan asks for: they are not asked again.
     """
-    first = found.chosen.name
-    ours = {"plain": None, first: found.policies[first], **found.policies}
     left = []
-    for case in (*ours, *RIVALS):
+    for case in compared_cases(found):
         scores = [score for score in known if score.case == case]
-        if {
-            (score.task, score.length, score.depth, score.samples) for score in scores
-        } != plan.cells():
+        if plan.is_done(scores):
+            tell(plan.tokens())
+            yield scores
+        else:
             left.append(case)
-            continue
-        tell(plan.tokens())
-        yield scores
-    mine = {case: policy for case, policy in ours.items() if case in left}
-    yield from by_case(model, tokenizer, mine, plan, tell)
-    if any(case in left for case in RIVALS):
+    mine = {case: found.policies.get(case) for case in left if case not in RIVALS}
+    if mine:
+        yield from by_case(model, tokenizer, mine, plan, tell)
+    if len(left) > len(mine):
         theirs = {case: p for case, p in rivals(model, examples).items() if case in left}
         yield from by_case(model, tokenizer, theirs, plan, tell)

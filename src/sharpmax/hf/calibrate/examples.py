@@ -189,7 +189,7 @@ class Examples:
         ] + alone
 
     @property
-    def checked_questions(self) -> int:
+    def own_checked(self) -> int:
         """How many of the prompts to look at, the last, are questions of the user's own."""
         return len(self._own) // CHECKED_QUESTIONS
 

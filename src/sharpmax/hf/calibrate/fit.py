@@ -411,7 +411,7 @@ class Fitting:
             found = of_text(self.reader, states, original.to(states), [text])
             of_texts.append(torch.stack(found).tolist())
         divergence, loss, original_loss = map(_mean, zip(*of_texts, strict=True))
-        own = self.examples.checked_questions
+        own = self.examples.own_checked
         return Check(
             retrieval=_mean(right),
             answer_loss=float(torch.cat(losses).mean()),

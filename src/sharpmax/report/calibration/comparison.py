@@ -82,7 +82,7 @@ def comparison_table(tables: Tables) -> Table | None:
         values = [shares.get((case, length), {"value": -1})["value"] for case in cases]
         strong |= {(row, column) for row, value in enumerate(values) if value == max(values)}
     asked = sorted({row["samples"] for row in shares.values()})
-    told = " to ".join(f"{count:,}" for count in dict.fromkeys((asked[0], asked[-1])))
+    told = " to ".join(f"{count:,}" for count in dict.fromkeys([*asked[:1], *asked[-1:]]))
     return Table(
         caption=f"Answers found of {told} prompts a length over all templates, with 95 % "
         "intervals; loss on text over plain's",

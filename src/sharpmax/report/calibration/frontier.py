@@ -34,7 +34,7 @@ def frontier(tables: Tables) -> alt.LayerChart:
             title=None, columns=2, symbolSize=90, symbolFillColor=style.MUTED, symbolStrokeWidth=0
         ),
     )
-    way = alt.Chart(data([row for row in rows if row["kind"] != FEWER]))
+    way = alt.Chart(data([row for row in rows if not _has_fewer_heads(row["name"])]))
     line = way.mark_line(strokeWidth=1.5, opacity=0.5).encode(x=x, y=y, color=_colour(series))
     every = alt.Chart(data(rows)).mark_point(size=90, opacity=1, filled=True)
     dots = every.encode(x=x, y=y, color=_colour(series), shape=shape, tooltip=_told())
@@ -45,7 +45,7 @@ def frontier(tables: Tables) -> alt.LayerChart:
     return alt.LayerChart(layer=[line, sure, dots, names]).properties(
         title=alt.TitleParams(
             "Answers found against the cost on text",
-            subtitle="bars: 95 % intervals" if len(series) > 1 else "",
+            subtitle="bars: 95 % intervals" if tables.are_compared else "",
         ),
         description="Every policy of the calibration: answers found over the loss on text.",
     )
@@ -90,7 +90,7 @@ def _rows(tables: Tables) -> list[dict[str, Any]]:
     """Return what every policy finds and costs: by length if they were compared, else looked at."""
     plain = {"name": PLAIN, "heads": 0, "text_cost": 0.0, "retrieval": tables.plain["retrieval"]}
     points: list[Row] = [plain, *tables.points]
-    shares, paid = tables.shares(), tables.paid()
+    shares, paid = tables.shares() if tables.are_compared else [], tables.paid()
     rows = []
     for point in points:
         name = str(point["name"])
@@ -131,7 +131,7 @@ def _series(rows: Sequence[Row]) -> list[str]:
 def _colour(series: Sequence[str]) -> alt.Color:
     """Return the colour of each length, with a legend where there are several."""
     shown = alt.Legend(title=None, columns=2, symbolType="stroke", symbolOpacity=1)
-    legend = shown if len(series) > 1 else None
+    legend = None if LOOKED_AT in series else shown
     scale = alt.Scale(domain=list(series), range=list(LENGTHS))
     return alt.Color("series:N", scale=scale, legend=legend)
 

@@ -56,28 +56,24 @@ def finding(tables: Tables) -> str:
             f"might pay. The one that finds most is {tables.chosen}."
         )
     shares = {(row["case"], row["length"]): row for row in tables.shares()}
-    lengths = sorted({length for case, length in shares if case == tables.chosen})
-    if not lengths:
+    if not tables.are_compared:
         return (
             f"{begin} It finds {chosen['retrieval']:.0%} of the answers in place of "
             f"{tables.plain['retrieval']:.0%}, of the prompts that it was chosen by, and the loss "
             f"on text changes by {signed(chosen['text_cost'], '.2%')}."
         )
-    paid = tables.paid()
-    told = []
-    for length in lengths:
-        ours, plain = shares[tables.chosen, length], shares[PLAIN, length]
-        told.append(
-            f"{ours['value']:.0%} ({ours['low']:.0%} to {ours['high']:.0%}) in place of "
-            f"{plain['value']:.0%} at {length:,} tokens"
-            + (
-                f", where the loss on text changes by {signed(paid[tables.chosen, length], '.1%')}"
-                if (tables.chosen, length) in paid
-                else ""
+    paid, told = tables.paid(), []
+    for length in sorted({length for case, length in shares if (case, length) in paid}):
+        ours, plain = shares.get((tables.chosen, length)), shares.get((PLAIN, length))
+        if ours is not None and plain is not None:
+            told.append(
+                f"{ours['value']:.0%} ({ours['low']:.0%} to {ours['high']:.0%}) in place of "
+                f"{plain['value']:.0%} at {length:,} tokens, where the loss on text changes by "
+                f"{signed(paid[tables.chosen, length], '.1%')}"
             )
-        )
+    count = next(row["samples"] for row in shares.values())
     return (
-        f"{begin} Of {ours['samples']:,} answers a length, with templates, keys and values that "
+        f"{begin} Of {count:,} answers a length, with templates, keys and values that "
         f"nothing was fitted to or chosen by, it finds {'; '.join(told)}."
     )
 
@@ -98,7 +94,7 @@ def _comparison(tables: Tables) -> Section | None:
 
 def _frontier(tables: Tables) -> Section:
     charts = [frontier(tables), by_heads(tables)]
-    asked = "these prompts" if tables.scores else "the prompts that were looked at on the way"
+    asked = "these prompts" if tables.are_compared else "the prompts that were looked at on the way"
     return Section(
         "What it costs",
         "A dot is the best policy of one cost that text might pay while fitting, or of one number "
@@ -130,13 +126,15 @@ def _points(tables: Tables) -> Section:
         "text": ("text_cost", lambda cost: signed(cost, ".2%")),
         "divergence": ("divergence", "{:.4f}".format),
     }
+    plain = {"name": PLAIN, "heads": 0, "steps": 0, "text_cost": 0.0, **tables.plain}
+    policies = [plain, *tables.points]
     shown = {
         title: column
         for title, column in columns.items()
-        if all(point.get(column[0]) is not None for point in tables.points)
+        if all(policy.get(column[0]) is not None for policy in policies)
     }
-    rows = [[form(point[field]) for field, form in shown.values()] for point in tables.points]
-    names = [str(point["name"]) for point in tables.points]
+    rows = [[form(policy[field]) for field, form in shown.values()] for policy in policies]
+    names = [str(policy["name"]) for policy in policies]
     strong = {(names.index(tables.kept), 0)} if tables.kept is not None else set()
     caption = "Policies along the way, on prompts and text that were not fitted to"
     return Section("All of them", table=Table(caption, [*shown], rows, strong))

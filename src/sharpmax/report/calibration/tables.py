@@ -79,6 +79,13 @@ class Tables:
             if (PLAIN, length) in text
         }
 
+    @property
+    def are_compared(self) -> bool:
+        """Whether plain attention and every point were asked and read at some length."""
+        paid = self.paid()
+        asked = {row["case"] for row in self.shares() if (row["case"], row["length"]) in paid}
+        return {PLAIN, *(str(point["name"]) for point in self.points)} <= asked
+
     def text(self) -> list[Row]:
         """Return the loss on text of every case and length."""
         return [score for score in self.scores if not str(score["task"]).startswith(FOUND)]
