@@ -130,7 +130,7 @@ def _series(rows: Sequence[Row]) -> list[str]:
 
 def _colour(series: Sequence[str]) -> alt.Color:
     """Return the colour of each length, with a legend where there are several."""
-    shown = alt.Legend(title=None, columns=2, symbolType="stroke", symbolOpacity=1)
+    shown = alt.Legend(title=None, columns=1, symbolType="stroke", symbolOpacity=1)
     legend = None if LOOKED_AT in series else shown
     scale = alt.Scale(domain=list(series), range=list(LENGTHS))
     return alt.Color("series:N", scale=scale, legend=legend)
