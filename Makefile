@@ -31,6 +31,7 @@ benchmark: $(VENV)/development
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/max_retrieval.py
 	$(BIN)/python benchmarks/language_model.py
+	$(BIN)/python benchmarks/calibrated.py
 	$(BIN)/python benchmarks/chart.py
 # The page is tested in Chromium, which Debian's packages bring where they may be installed;
 # where there is none, its tests are skipped and say so.
