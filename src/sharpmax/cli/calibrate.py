@@ -136,8 +136,8 @@ def calibrate(
             require_room,
             total_steps,
         )
+        from sharpmax.hf.calibrate.folder import STATE
         from sharpmax.hf.calibrate.processes import Processes
-        from sharpmax.hf.calibrate.study import STATE
         from sharpmax.hf.table import read_csv, write_csv
         from sharpmax.hf.texts import prose
         from sharpmax.report.calibration import write_report

@@ -15,8 +15,9 @@ from sharpmax import PAPER, LogLinear, PerHead, Policy
 from sharpmax.hf import sharpen
 from sharpmax.hf.calibrate import Check, Examples, Point, Question, calibrate, total_steps
 from sharpmax.hf.calibrate.fit import Fitting
+from sharpmax.hf.calibrate.folder import Folder
 from sharpmax.hf.calibrate.processes import Processes
-from sharpmax.hf.calibrate.study import LATER, _Folder, _Study
+from sharpmax.hf.calibrate.study import LATER, Study
 
 
 def test_a_fit_begins_slowly_and_ends_slowly(model, monkeypatch):
@@ -218,8 +219,8 @@ def test_a_sharpened_model_is_refused(model):
 def test_the_best_within_the_cost_is_kept_and_nothing_that_is_no_better(model, examples):
     settings = dataclasses.replace(SETTINGS, max_text_loss=0.01)
     fitting = fitting_of(model, examples, settings)
-    nowhere = _Folder(None, model, "", examples, Processes())
-    study = _Study(fitting, settings, nowhere, lambda *_: None, {})
+    nowhere = Folder(None, model, "", examples, Processes())
+    study = Study(fitting, settings, nowhere, lambda *_: None, {})
     study.plain = Check(
         retrieval=0.2,
         answer_loss=1.0,
@@ -244,8 +245,8 @@ def test_what_lies_further_along_the_way_is_kept_while_it_helps_and_text_may_pay
 ):
     settings = dataclasses.replace(SETTINGS, max_text_loss=0.01)
     fitting = fitting_of(model, examples, settings)
-    nowhere = _Folder(None, model, "", examples, Processes())
-    study = _Study(fitting, settings, nowhere, lambda *_: None, {})
+    nowhere = Folder(None, model, "", examples, Processes())
+    study = Study(fitting, settings, nowhere, lambda *_: None, {})
     with torch.no_grad():
         fitting.numbers["sink"].fill_(1.0)
 

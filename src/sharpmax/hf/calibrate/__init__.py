@@ -6,12 +6,11 @@ The weights stay as they are, and so do, as far as asked for, the predictions on
 from sharpmax.hf.calibrate.comparison import compare, compared_cases, comparison_plan
 from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import Check
+from sharpmax.hf.calibrate.points import Calibration, Point
 from sharpmax.hf.calibrate.rivals import RIVALS, rivals
 from sharpmax.hf.calibrate.settings import Settings
 from sharpmax.hf.calibrate.study import (
-    Calibration,
     HeadChange,
-    Point,
     calibrate,
     head_changes,
     require_room,

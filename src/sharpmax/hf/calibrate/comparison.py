@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from sharpmax.hf.calibrate.examples import Examples
-    from sharpmax.hf.calibrate.study import Calibration
+    from sharpmax.hf.calibrate.points import Calibration
 
 
 PLAIN = "plain"

@@ -6,35 +6,28 @@ Everything that was found lies in a folder, and a run that was stopped goes on f
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import load_file, save_file
-
-import sharpmax
-from sharpmax.files import written_whole
 from sharpmax.hf.calibrate.examples import Examples, Question
 from sharpmax.hf.calibrate.fit import CHANGED, Check, Fitting
+from sharpmax.hf.calibrate.folder import Folder
+from sharpmax.hf.calibrate.points import Calibration, Point, most_found
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import Settings
 from sharpmax.hf.calibrate.tie import START, Tie
 from sharpmax.hf.sharpen import (
     context_of,
     is_sharpened,
-    layers_and_heads,
     require_interface,
 )
-from sharpmax.hf.table import write_csv
 from sharpmax.per_head import PerHead
 from sharpmax.policies import LogLinear
-from sharpmax.policy import POLICY_FILE, Policy, require_policy
+from sharpmax.policy import Policy, require_policy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,82 +43,8 @@ JUDGED_BY = 9
 """Batches that tell which heads help most: each length that steps have, three times."""
 FURTHER, LEAP, MOST_LEAPS = "further", 0.05, 20
 """The policy that lies further along the way of the best, how much at a time, how often."""
-STATE, TENSORS, POINTS = "state.json", "state.safetensors", "points.csv"
-
-WHAT = {
-    "model": "model",
-    "layers": "layers",
-    "heads": "heads",
-    "weights": "weights or dtype",
-    "data": "texts or questions",
-    "start": "start",
-}
-"""What a folder's calibration must have in common with one that goes on from it, and its words."""
-ANY_WAY = {"at_once", "checkpointing"}
-"""Settings with which steps are the same."""
-
 Tell = Callable[[str, int], None]
 """Told what is done, and how many steps are done with, those that were not needed among them."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """The best policy of one cost, or of one number of heads, on what it was not fitted to.
-
-    Attributes:
-        name: Of the policy, and of its file.
-        allowed: How much the loss of the text that was fitted to might grow at the full length, as
-            a share.
-        heads: How many heads are changed.
-        steps: How many steps it took from the beginning.
-        retrieval: The share of answers that are right.
-        answer_loss: The mean loss of their tokens, in nats.
-        shortfall: As in `Check`.
-        text_loss: The mean loss of text, in nats a token.
-        divergence: From the original model's predictions, in nats a token.
-        text_cost: The loss of text over the original model's, as a share.
-        own: As in `Check`.
-    """
-
-    name: str
-    allowed: float
-    heads: int
-    steps: int
-    retrieval: float
-    answer_loss: float
-    shortfall: float
-    text_loss: float
-    divergence: float
-    text_cost: float
-    own: float | None = None
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What a calibration has found.
-
-    Attributes:
-        plain: The original model.
-        points: The policies along the way.
-        kept: The one that retrieves most within the text that it may cost, or None if none is
-            better than the original model.
-        policies: Of all points, by name.
-    """
-
-    plain: Check
-    points: list[Point]
-    kept: Point | None
-    policies: dict[str, Policy]
-
-    @property
-    def policy(self) -> Policy | None:
-        """The policy that is kept."""
-        return None if self.kept is None else self.policies[self.kept.name]
-
-    @property
-    def chosen(self) -> Point:
-        """The policy that is kept, or else the one that retrieves most, whatever text pays."""
-        return self.kept or _most(self.points)
 
 
 def calibrate(
@@ -166,10 +85,10 @@ def calibrate(
         raise ValueError("model must have its own attention: it is sharpened, undo that first")
     processes = Processes.here()
     examples = Examples(tokenizer, settings, text, questions)
-    kept = _Folder(folder, model, name, examples, processes, start)
+    kept = Folder(folder, model, name, examples, processes, start)
     fitting = Fitting(model, examples, settings, processes)
     numbers = {} if start is None else fitting.numbers_of(start)
-    return _Study(fitting, settings, kept, tell, numbers).run()
+    return Study(fitting, settings, kept, tell, numbers).run()
 
 
 def require_room(model: PreTrainedModel, settings: Settings) -> None:
@@ -258,14 +177,14 @@ def _again(settings: Settings) -> int:
     return max(1, settings.steps // 2)
 
 
-class _Study:
+class Study:
     """The stages one after another, each from where the last was best."""
 
     def __init__(
         self,
         fitting: Fitting,
         settings: Settings,
-        folder: _Folder,
+        folder: Folder,
         tell: Tell,
         numbers: dict[str, Tensor],
     ) -> None:
@@ -282,6 +201,7 @@ class _Study:
             fitting.weigh()
 
     def run(self) -> Calibration:
+        """Go through all stages that are not done with yet."""
         settings = self.settings
         stages = len(settings.costs)
         for number, cost in enumerate(settings.costs):
@@ -314,7 +234,7 @@ class _Study:
             if point.text_cost <= self.settings.max_text_loss
             and point.retrieval > self.plain.retrieval
         ]
-        return _most(within) if within else None
+        return most_found(within) if within else None
 
     def _worth(self) -> Tensor:
         """Return by how much every head helps, on the batches that the next steps begin with."""
@@ -390,152 +310,6 @@ class _Study:
         return {name: tensor.cpu().clone() for name, tensor in self.fitting.state().items()}
 
 
-def _most(points: Sequence[Point]) -> Point:
-    """Return the point that retrieves most, of equals the one that falls short least."""
-    return max(points, key=lambda point: (point.retrieval, -point.shortfall))
-
-
-class _Folder:
-    """Where a calibration keeps what it has found after every stage; nowhere if there is none."""
-
-    def __init__(
-        self,
-        path: str | Path | None,
-        model: PreTrainedModel,
-        name: str,
-        examples: Examples,
-        processes: Processes,
-        start: Policy | None = None,
-    ) -> None:
-        self.path = None if path is None else Path(path)
-        self._writes = processes.is_first
-        layers, heads = layers_and_heads(model)
-        self._about: dict[str, Any] = {
-            "model": name,
-            "layers": layers,
-            "heads": heads,
-            "settings": json.loads(json.dumps(asdict(examples.settings))),
-            "data": examples.digest,
-            "weights": _fingerprint(model),
-        }
-        if start is not None:
-            told = json.dumps(start.to_dict(), sort_keys=True)
-            self._about["start"] = hashlib.sha256(told.encode()).hexdigest()
-        self._found = processes.first(self._read() if self._writes else None)
-        if self._found is not None:
-            self._require_ours(self._found[0])
-
-    def _require_ours(self, saved: Any) -> None:
-        """Raise a ValueError unless what was found is whole, and of this very calibration."""
-        if "damaged" in saved:
-            raise self._damaged(saved["damaged"])
-        theirs, ours = saved["about"], self._about
-        differ = [name for name in WHAT if theirs.get(name) != ours.get(name)]
-        names = {**theirs["settings"], **ours["settings"]}.keys() - ANY_WAY
-        settings = [n for n in names if theirs["settings"].get(n) != ours["settings"].get(n)]
-        if differ or settings:
-            told = [WHAT[name] for name in differ] + sorted(settings)
-            raise ValueError(
-                f"{self.path} holds another calibration, with other {', '.join(told)}: choose "
-                "another folder"
-            )
-
-    def _damaged(self, reason: object) -> ValueError:
-        return ValueError(
-            f"{self.path} holds a state that cannot be read ({reason}): remove {STATE} and "
-            f"{TENSORS} from it to begin anew"
-        )
-
-    def resume(self, study: _Study) -> None:
-        """Take up what was found before."""
-        if self._found is None:
-            return
-        saved, tensors = self._found
-        shapes = {name: value.shape for name, value in study.fitting.numbers.items()}
-        for name in saved["policies"]:
-            for number, shape in shapes.items():
-                found = tensors.get(f"{name}::numbers/{number}")
-                if found is None or found.shape != shape:
-                    raise self._damaged(f"{number} of {name} has another shape, or is not there")
-        study.points = [Point(**point) for point in saved["points"]]
-        study.policies = {n: Policy.from_dict(data) for n, data in saved["policies"].items()}
-        study.step, study.tie = int(saved["step"]), float(saved["tie"])
-        for name, tensor in tensors.items():
-            stage, _, key = name.partition("::")
-            study.states.setdefault(stage, {})[key] = tensor
-
-    def _read(self) -> tuple[Any, dict[str, Tensor]] | None:
-        """Return what lies in the folder, as far as it can be read."""
-        if self.path is None or not (self.path / STATE).is_file():
-            return None
-        try:
-            saved = json.loads((self.path / STATE).read_text(encoding="utf-8"))
-            points = [Point(**point).name for point in saved["points"]]
-            policies = [Policy.from_dict(data) and name for name, data in saved["policies"].items()]
-            if points != policies:
-                raise ValueError(f"points {points}, policies {policies}")
-            if not isinstance(saved["about"]["settings"], dict):
-                raise ValueError("no settings")
-            int(saved["step"]), float(saved["tie"])
-            return saved, load_file(self.path / TENSORS)
-        except Exception as error:  # whatever lies in a file that was damaged
-            return {"damaged": f"{type(error).__name__}: {error}"}, {}
-
-    def keep(self, study: _Study) -> None:
-        """Write everything that was found so far; the old is replaced when the new is whole."""
-        if self.path is None or not self._writes:
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        tensors = {
-            f"{stage}::{name}": tensor.contiguous()
-            for stage, state in study.states.items()
-            for name, tensor in state.items()
-        }
-        with written_whole(self.path / TENSORS) as fresh:
-            save_file(tensors, fresh)
-        saved = {
-            "about": self._about,
-            "step": study.step,
-            "tie": study.tie,
-            "points": [asdict(point) for point in study.points],
-            "policies": {name: policy.to_dict() for name, policy in study.policies.items()},
-        }
-        with written_whole(self.path / STATE) as fresh:
-            fresh.write_text(json.dumps(saved), encoding="utf-8")
-        write_csv(self.path / POINTS, Point, study.points)
-
-    def finish(self, found: Calibration) -> None:
-        """Write every point's policy, and the one that is kept as the folder's own."""
-        if self.path is None or not self._writes:
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        for point in found.points:
-            about = self._about_point(found, point)
-            found.policies[point.name].save(self.path / f"{file_name(point.name)}.json", about)
-        if found.kept is not None:
-            about = self._about_point(found, found.kept)
-            found.policies[found.kept.name].save(self.path / POLICY_FILE, about)
-
-    def _about_point(self, found: Calibration, point: Point) -> dict[str, Any]:
-        versions = {"sharpmax": sharpmax.__version__, "torch": torch.__version__}
-        figures = {"plain": asdict(found.plain), "point": asdict(point)}
-        return {**self._about, "figures": figures, "versions": versions}
-
-
 def rate(done: float) -> float:
     """Return the share of the learning rate at a share of a stage's steps: a cosine."""
     return SLOWEST + (1 - SLOWEST) * (1 + math.cos(math.pi * done)) / 2
-
-
-def _fingerprint(model: PreTrainedModel) -> str:
-    """Return what tells models of one shape apart: their dtype, and a few of all their numbers."""
-    digest = hashlib.sha256(str(model.dtype).encode())
-    for weight in model.parameters():
-        some = weight.detach().flatten()[:: max(1, weight.numel() // 16)]
-        digest.update(some.float().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def file_name(point: str) -> str:
-    """Return what a point's policy is called as a file."""
-    return point.replace(" ", "-").removesuffix("%")
