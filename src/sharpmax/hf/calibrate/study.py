@@ -20,11 +20,7 @@ from sharpmax.hf.calibrate.points import Calibration, Point, most_found
 from sharpmax.hf.calibrate.processes import Processes
 from sharpmax.hf.calibrate.settings import Settings
 from sharpmax.hf.calibrate.tie import START, Tie
-from sharpmax.hf.sharpen import (
-    context_of,
-    is_sharpened,
-    require_interface,
-)
+from sharpmax.hf.sharpen import context_of, is_sharpened, require_interface
 from sharpmax.per_head import PerHead
 from sharpmax.policies import LogLinear
 from sharpmax.policy import Policy, require_policy
